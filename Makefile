@@ -1,0 +1,48 @@
+# make demo   train a small language model with jax_fa4 attention
+# make test   run the test suite
+# make lint   check format, style and types
+# make clean  remove what the commands above made
+#
+# Each sets up what it needs in .venv first; PYTHON chooses the interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find jax_fa4 kernels emulator ffi cmake -type f -not -name '*.pyc' -not -name '_ffi.so' 2>/dev/null) \
+           $(wildcard CMakeLists.txt) pyproject.toml README.md LICENSE
+
+# Tests run what was installed, never the checkout: the current directory stays out of every import.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint links clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/train_char_lm.py
+
+test: $(VENV)/.test
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test links
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Lets `import jax_fa4` work from the checkout, where two of its packages live in folders of their own.
+links:
+	ln -sfn ../kernels jax_fa4/kernels
+	ln -sfn ../emulator jax_fa4/emulator
+
+clean:
+	rm -rf $(VENV) build dist jax_fa4/_ffi.so jax_fa4/kernels jax_fa4/emulator .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --progress-bar off '.[demo]'
+	touch $@
+
+$(VENV)/.test: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --progress-bar off '.[test]'
+	touch $@ $(VENV)/.demo
