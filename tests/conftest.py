@@ -1,0 +1,31 @@
+"""Set-up of every test: 8 host devices, so that sharding is tested anywhere, and a skip for tests that need a GPU."""
+
+import os
+
+# XLA reads this once, when the first backend starts: it has to be set before any test module imports jax.
+HOST_DEVICES = "--xla_force_host_platform_device_count=8"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HOST_DEVICES}".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skips itself where there is none")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if needs_gpu and (reason := why_no_gpu()):
+        for item in needs_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_gpu() -> str | None:
+    """None where JAX has an NVIDIA GPU, else the reason that a skipped test shows."""
+    try:
+        jax.devices("gpu")
+    except RuntimeError as error:
+        return f"needs an NVIDIA GPU: {str(error).splitlines()[0]}"
+    return None
