@@ -1,0 +1,137 @@
+"""Tensor maps and the boxes that TMA copies: index maps. CUDA driver API `cuTensorMapEncodeTiled`, PTX ISA 5.5.
+
+Dimension 0 is the innermost one here; numpy arrays of a box are indexed outermost first, [i4, i3, i2, i1, i0].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jax_fa4.emulator.layout import swizzle
+from jax_fa4.emulator.layout.swizzle import Addresses, Swizzle
+
+__all__ = ["ELEMENT_BYTES", "Box", "TensorMap"]
+
+ELEMENT_BYTES = {
+    "u8": 1, "u16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4,
+}  # fmt: skip
+FLOATS = ("f16", "bf16", "f32", "f64", "tf32")
+FILL_BYTES = {1: 0x00, 2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+MAX_BOX, MAX_ELEMENT_STRIDE = 256, 8
+MAX_STRIDE = 1 << 40
+
+
+class Box(NamedTuple):
+    """One copy between global memory and a box in shared memory; arrays have the shape of the box, outermost first."""
+
+    inside: npt.NDArray[np.bool_]  # the element exists in the tensor
+    offsets: npt.NDArray[np.int64]  # bytes from the tensor's first element; meaningless where not inside
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorMap:
+    """A tensor in global memory and how boxes of it are copied. Innermost first. Raises ValueError if illegal."""
+
+    address: int  # of element 0, in the emulated global memory
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes, of all but the innermost dimension
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()  # () means 1 everywhere
+    swizzle: Swizzle = swizzle.NONE
+    fills_nan: bool = False  # what loads write for elements outside the tensor, instead of 0
+
+    def __post_init__(self) -> None:
+        if not self.element_strides:
+            object.__setattr__(self, "element_strides", (1,) * self.rank)
+        for ok, message in self._rules():
+            if not ok:
+                raise ValueError(f"tensor map: {message}")
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        """(holds, what to say otherwise), from the driver's documentation."""
+        inner_bytes = self.box[0] * self.element_bytes
+        limit = self.swizzle.span_bytes if self.swizzle is not swizzle.NONE else MAX_BOX * 8
+        lists = {"strides": len(self.strides) + 1, "box": len(self.box), "element_strides": len(self.element_strides)}
+        return [
+            (1 <= self.rank <= 5, f"rank is {self.rank}, 1 to 5 are legal"),
+            *((length == self.rank, f"{name} doesn't fit rank {self.rank}") for name, length in lists.items()),
+            (self.address % 16 == 0, f"address {self.address:#x} is not a multiple of 16"),
+            (all(1 <= d <= 1 << 32 for d in self.dims), f"dims {self.dims} must be in 1 .. 2**32"),
+            (
+                all(s % 16 == 0 and 0 <= s < MAX_STRIDE for s in self.strides),
+                f"strides {self.strides} must be multiples of 16 bytes below 2**40",
+            ),
+            (all(1 <= b <= MAX_BOX for b in self.box), f"box {self.box} must be in 1 .. {MAX_BOX}"),
+            (
+                all(1 <= s <= MAX_ELEMENT_STRIDE for s in self.element_strides),
+                f"element strides {self.element_strides} must be in 1 .. {MAX_ELEMENT_STRIDE}",
+            ),
+            (inner_bytes % 16 == 0, f"inner box of {inner_bytes} bytes is not a multiple of 16"),
+            (inner_bytes <= limit, f"inner box of {inner_bytes} bytes exceeds the swizzle's span of {limit}"),
+            (
+                self.swizzle is swizzle.NONE or inner_bytes == limit,
+                f"inner box of {inner_bytes} bytes is below the swizzle's span of {limit}: its pitch is undocumented",
+            ),
+            (not self.fills_nan or self.dtype in FLOATS, f"NaN fill is for floats, not for {self.dtype}"),
+        ]
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @property
+    def element_bytes(self) -> int:
+        """Size of one element."""
+        return ELEMENT_BYTES[self.dtype]
+
+    @functools.cached_property
+    def box_shape(self) -> tuple[int, ...]:
+        """Elements that one copy moves per dimension, outermost first: ceil(box / element stride)."""
+        strides = (1, *self.element_strides[1:])
+        return tuple(-(-b // s) for b, s in zip(self.box, strides, strict=True))[::-1]
+
+    @functools.cached_property
+    def box_bytes(self) -> int:
+        """Bytes of a copy in shared memory, all of which it signals to an mbarrier, also where it is out of bounds."""
+        return int(np.prod(self.box_shape)) * self.element_bytes
+
+    @property
+    def fill(self) -> int:
+        """Bit pattern of the elements that loads find outside the tensor."""
+        return FILL_BYTES[self.element_bytes] if self.fills_nan else 0
+
+    def box_at(self, coordinates: tuple[int, ...]) -> Box:
+        """The elements of the box that starts at `coordinates`, which may be negative or beyond the tensor."""
+        inside = np.ones((1,) * self.rank, bool)
+        offsets = np.zeros((1,) * self.rank, np.int64)
+        steps = (1, *self.element_strides[1:])
+        for axis, (start, step, dim) in enumerate(zip(coordinates, steps, self.dims, strict=True)):
+            count = self.box_shape[self.rank - 1 - axis]
+            shape = tuple(count if i == self.rank - 1 - axis else 1 for i in range(self.rank))
+            along = (start + step * np.arange(count, dtype=np.int64)).reshape(shape)
+            inside = inside & (along >= 0) & (along < dim)
+            offsets = offsets + along * (self.strides[axis - 1] if axis else self.element_bytes)
+        return Box(np.broadcast_to(inside, self.box_shape), offsets)
+
+    def chunk_addresses(self, start: int) -> Addresses:
+        """Where the 16-byte pieces of a box at shared offset `start` lie, in the box's order: int64 [box_bytes / 16].
+
+        For the one mode that moves 8-byte pieces use `byte_addresses`.
+        """
+        return _chunks(self.box_bytes, start % 1024, self.swizzle) + (start - start % 1024)
+
+    def byte_addresses(self, start: int) -> Addresses:
+        """Where every byte of a box at shared offset `start` lies, in the order of the box: int64 [box_bytes]."""
+        return self.swizzle(start + np.arange(self.box_bytes, dtype=np.int64))
+
+
+@functools.lru_cache(maxsize=256)
+def _chunks(size: int, start: int, mode: Swizzle) -> Addresses:
+    return mode(start + np.arange(0, size, 16, dtype=np.int64))

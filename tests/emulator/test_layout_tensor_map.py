@@ -1,0 +1,95 @@
+"""Boxes of tensor maps against loops over their elements."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jax_fa4.emulator.layout import swizzle
+from jax_fa4.emulator.layout.tensor_map import TensorMap
+
+VALID = {"address": 0x1000, "dtype": "bf16", "dims": (64, 100), "strides": (128,), "box": (64, 8)}
+
+TENSORS = {
+    "1d": TensorMap(address=0, dtype="f32", dims=(100,), strides=(), box=(64,)),
+    "2d": TensorMap(address=0, dtype="bf16", dims=(60, 7), strides=(128,), box=(64, 4)),
+    "3d": TensorMap(address=0, dtype="u8", dims=(33, 5, 3), strides=(48, 240), box=(32, 3, 2)),
+    "4d": TensorMap(address=0, dtype="f16", dims=(64, 3, 2, 2), strides=(256, 768, 128), box=(16, 2, 1, 2)),
+    "5d": TensorMap(address=0, dtype="u32", dims=(8, 3, 2, 2, 3), strides=(32, 96, 192, 384), box=(4, 2, 2, 1, 2)),
+    "steps": TensorMap(
+        address=0, dtype="bf16", dims=(32, 9, 5), strides=(64, 576), box=(16, 7, 4), element_strides=(2, 3, 2)
+    ),
+}
+
+
+def elements(tensor, coordinates):
+    """(inside, byte offset) of each element in the order of the box: innermost dimension fastest."""
+    steps = (1, *tensor.element_strides[1:])
+    counts = [-(-b // s) for b, s in zip(tensor.box, steps, strict=True)]
+    strides = (tensor.element_bytes, *tensor.strides)
+    for index in itertools.product(*(range(c) for c in reversed(counts))):
+        at = [c + i * s for c, i, s in zip(coordinates, reversed(index), steps, strict=True)]
+        inside = all(0 <= a < d for a, d in zip(at, tensor.dims, strict=True))
+        yield inside, sum(a * s for a, s in zip(at, strides, strict=True))
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("corner", ["start", "negative", "end", "beyond"])
+def test_a_box_holds_the_elements_at_its_coordinates(name, corner):
+    tensor = TENSORS[name]
+    shift = {"start": lambda d: 0, "negative": lambda d: -1, "end": lambda d: d - 1, "beyond": lambda d: d + 3}[corner]
+    coordinates = tuple(shift(d) for d in tensor.dims)
+    box = tensor.box_at(coordinates)
+    expected = list(elements(tensor, coordinates))
+    assert list(box.inside.ravel()) == [inside for inside, _ in expected]
+    assert list(box.offsets[box.inside]) == [offset for inside, offset in expected if inside]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_bytes_signalled_are_those_of_the_whole_box(name):
+    tensor = TENSORS[name]
+    count = len(list(elements(tensor, (0,) * tensor.rank)))
+    assert tensor.box_bytes == count * tensor.element_bytes
+    assert tensor.box_shape == tensor.box_at((0,) * tensor.rank).inside.shape
+
+
+MODES = [swizzle.NONE, swizzle.B32, swizzle.B64, swizzle.B128, swizzle.B128_ATOM_32B, swizzle.B128_ATOM_64B]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["none", "32B", "64B", "128B", "atom32", "atom64"])
+@pytest.mark.parametrize("start", [1024, 1152, 5 * 128])
+def test_pieces_lie_where_the_swizzle_puts_their_linear_address(mode, start):
+    width = mode.span_bytes // 2
+    tensor = TensorMap(address=0, dtype="bf16", dims=(width, 99), strides=(256,), box=(width, 40), swizzle=mode)
+    linear = start + np.arange(tensor.box_bytes)
+    assert (tensor.byte_addresses(start) == mode(linear)).all()
+    assert (tensor.chunk_addresses(start) == mode(linear[::16])).all()
+
+
+def test_fill_is_zero_or_a_nan_of_the_type():
+    assert TensorMap(**VALID).fill == 0
+    nan = np.array(TensorMap(**VALID, fills_nan=True).fill, np.uint16)
+    assert np.isnan((nan.astype(np.uint32) << 16).view(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"address": 0x1008}, "address 0x1008"),
+        ({"dims": (64, 0)}, "dims"),
+        ({"dims": (64,) * 6, "strides": (128,) * 5, "box": (64,) + (1,) * 5}, "rank is 6"),
+        ({"strides": ()}, "strides doesn't fit rank 2"),
+        ({"strides": (120,)}, "multiples of 16"),
+        ({"strides": (1 << 40,)}, "below"),
+        ({"box": (64, 257)}, "box"),
+        ({"box": (64, 0)}, "box"),
+        ({"box": (4, 8)}, "inner box of 8 bytes is not a multiple of 16"),
+        ({"box": (128, 8), "swizzle": swizzle.B128}, "exceeds the swizzle's span"),
+        ({"box": (32, 8), "swizzle": swizzle.B128}, "pitch is undocumented"),
+        ({"element_strides": (1, 9)}, "element strides"),
+        ({"dtype": "u16", "fills_nan": True}, "NaN fill"),
+    ],
+)
+def test_maps_that_the_driver_refuses_are_reported(change, message):
+    with pytest.raises(ValueError, match=message):
+        TensorMap(**(VALID | change))
