@@ -1,0 +1,28 @@
+"""Which kernel serves a spec, and everything about it that its compilation needs. Imports no compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_fa4.configs import sm90
+from jax_fa4.configs.config import KernelConfig
+from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+__all__ = ["KernelConfig", "KernelParam", "MapParam", "PointerParam", "ScalarParam", "forward_config"]
+
+TABLES = {"sm_90a": sm90.forward}
+
+
+def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
+    """The forward kernel for `spec` on `arch` ("sm_90a"), or None where there is none yet.
+
+    Layout, group, determinism and implementation select nothing: one kernel serves all of them.
+    """
+    window_only = MaskSpec(has_left=spec.mask.has_left, has_right=spec.mask.has_right)
+    plain = dataclasses.replace(
+        spec, mask=window_only, has_softcap=False, has_sinks=False, has_bias=False, has_batched_scalars=False
+    )
+    if spec != plain or arch not in TABLES:
+        return None
+    return TABLES[arch](spec)

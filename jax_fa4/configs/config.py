@@ -1,0 +1,157 @@
+"""All that a kernel is compiled from, with the shared memory, registers and parameters that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
+
+__all__ = ["KernelConfig"]
+
+SMEM_LIMIT = 227 * 1024  # bytes of shared memory a CTA may opt into, sm_90 and sm_100
+REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
+WARPGROUP = 128  # threads that issue a wgmma together
+WARPGROUP_ROWS = 64  # query rows of a wgmma
+SWIZZLE_BYTES = 128  # of one row of the widest shared memory atom
+MBARRIER_BYTES = 8
+REGISTER_STEP = 8  # setmaxnreg takes multiples of it
+REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
+PRODUCER_REGISTERS = {
+    1: 56,
+    2: 24,
+    3: 32,
+}  # by consumer warpgroups; what is left over is then a multiple of REGISTER_STEP
+OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics, descriptors, addresses, ring states
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """One compiled kernel; no length, batch, head count, scale or window value is part of it.
+
+    A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks over
+    key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. `has_left` and `has_right` say which
+    sides of the mask exist. Raises ValueError where shared memory, registers or an instruction's shape forbid the choice.
+    """
+
+    arch: str
+    kernel: Literal["forward"]
+    dtype: Literal["bfloat16", "float16"]
+    head_dim: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
+    kv_stages: int
+    has_left: bool = False
+    has_right: bool = False
+
+    def __post_init__(self) -> None:
+        if self.arch != "sm_90a":
+            raise ValueError(f"arch must be sm_90a, got {self.arch}")
+        if self.dtype not in ("bfloat16", "float16"):
+            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
+        if self.head_dim % (SWIZZLE_BYTES // self.element_bytes) or not 0 < self.head_dim <= 256:
+            raise ValueError(f"head_dim must be 64, 128, 192 or 256, got {self.head_dim}")
+        if self.head_dim_v != self.head_dim:
+            raise ValueError(f"head_dim_v must be head_dim={self.head_dim}, got {self.head_dim_v}")
+        if self.tile_m % WARPGROUP_ROWS or self.warpgroups not in PRODUCER_REGISTERS:
+            raise ValueError(f"tile_m must be 64, 128 or 192, got {self.tile_m}")
+        if self.tile_n % 16 or not 0 < self.tile_n <= 256:
+            raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
+        if self.kv_stages < 1:
+            raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
+        if self.smem_bytes > SMEM_LIMIT:
+            raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+        needed = self.accumulator_registers + OTHER_REGISTERS
+        if needed > self.consumer_registers:
+            raise ValueError(
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim_v={self.head_dim_v} need {needed} registers a thread, "
+                f"{self.consumer_registers} exist"
+            )
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        edges = "".join(f"_{side}" for side in ("left", "right") if getattr(self, f"has_{side}"))
+        return f"jax_fa4_{self.kernel}_{self.arch}_{self.dtype}_d{self.head_dim}{edges}"
+
+    @property
+    def element_bytes(self) -> int:
+        """Of q, k, v and out."""
+        return 2
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups."""
+        return self.tile_m // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA, the producer warpgroup included."""
+        return (1 + self.warpgroups) * WARPGROUP
+
+    @property
+    def producer_registers(self) -> int:
+        """A thread of the producer warpgroup keeps so many."""
+        return PRODUCER_REGISTERS[self.warpgroups]
+
+    @property
+    def consumer_registers(self) -> int:
+        """A consumer thread gets so many: an equal part of what the producer leaves."""
+        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // self.warpgroups
+        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Of a consumer thread: scores and output in float32, weights in 16 bit."""
+        return (self.tile_n + self.head_dim_v + self.tile_n // 2) * WARPGROUP_ROWS // WARPGROUP
+
+    @property
+    def q_bytes(self) -> int:
+        """Of the Q tile, through which O leaves."""
+        return self.tile_m * self.head_dim * self.element_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        """Of one stage of the K ring."""
+        return self.tile_n * self.head_dim * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Of one stage of the V ring."""
+        return self.tile_n * self.head_dim_v * self.element_bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """A full and an empty barrier for the Q tile and for each stage of both rings."""
+        return 2 * (1 + 2 * self.kv_stages) * MBARRIER_BYTES
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.q_bytes + self.kv_stages * (self.k_bytes + self.v_bytes) + self.barrier_bytes
+
+    @property
+    def longest_first(self) -> bool:
+        """Tiles differ in length only where the mask has a right edge and no left one."""
+        return self.has_right and not self.has_left
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        columns = SWIZZLE_BYTES // self.element_bytes
+
+        def tensor_map(name, dims, rows) -> MapParam:
+            return MapParam(name=name, dtype=self.dtype, dims=dims, box=(columns, rows, 1, 1), swizzle=SWIZZLE_BYTES)
+
+        windows = (("window_left", self.has_left), ("window_right", self.has_right))
+        return (
+            tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
+            tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.tile_n),
+            tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n),
+            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
+            PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+            PointerParam(name="softmax_scale", dtype="float32"),
+            *(PointerParam(name=name, dtype="int32") for name, present in windows if present),
+            *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
+        )

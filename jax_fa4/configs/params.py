@@ -1,0 +1,54 @@
+"""What a kernel takes at launch, in order: the description from which a launch plan fills the parameters.
+
+A compiled kernel's PTX has the same parameters in the same order and sizes; the cubin builder checks that it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+__all__ = ["KernelParam", "MapParam", "PointerParam", "ScalarParam"]
+
+Extent = Literal["head_dim", "head_dim_v", "q_len", "kv_len", "q_heads", "kv_heads", "batch"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MapParam:
+    """A tiled CUtensorMap over one array, passed by value.
+
+    Strides follow from the array's layout in memory: dims[0] is contiguous, the others are multiples of 16 bytes. Element
+    strides are all 1, interleave is none, and elements outside the array read as zero (CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE).
+    """
+
+    name: Literal["q", "k", "v", "out"]
+    dtype: str  # numpy's name
+    dims: tuple[Extent, ...]  # innermost first; batch is the product of all leading axes
+    box: tuple[int, ...]  # elements a copy moves, innermost first
+    swizzle: Literal[0, 32, 64, 128]  # bytes
+    l2_promotion: Literal[0, 64, 128, 256] = 128  # bytes
+    size: int = 128
+    align: int = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PointerParam:
+    """The address of an array in device memory, which is row-major."""
+
+    name: Literal["lse", "softmax_scale", "window_left", "window_right"]
+    dtype: Literal["float32", "int32"]
+    dims: tuple[Extent, ...] = ()  # outermost first; none: one element
+    size: int = 8
+    align: int = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalarParam:
+    """A signed 32-bit integer: an extent of the call."""
+
+    name: Extent
+    size: int = 4
+    align: int = 4
+
+
+KernelParam = MapParam | PointerParam | ScalarParam

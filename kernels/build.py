@@ -1,0 +1,94 @@
+"""Compiles a kernel's device code, on any machine: neither a GPU nor a driver is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import KernelConfig
+
+__all__ = ["Compiled", "compile_kernel"]
+
+_compiling = threading.Lock()  # the DSL reads the architecture from the environment and names from the kernel function
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """Device code of one config."""
+
+    cubin: bytes
+    ptx: str
+    entry: str
+    smem_bytes: int  # dynamic shared memory of a CTA
+    threads: int  # of a CTA
+
+
+def compile_kernel(config: KernelConfig) -> Compiled:
+    """Compiles `config` with CuTe DSL, which is imported here for the first time. Takes seconds; leaves no files behind."""
+    with _compiling, _environment("CUTE_DSL_ARCH", config.arch), tempfile.TemporaryDirectory() as folder:
+        artifacts = _compile_forward_sm90(config, f"--keep-ptx --keep-cubin --dump-dir {folder}")
+    ptx = artifacts.PTX
+    entries = re.findall(r"\.visible \.entry (\w+)\(", ptx)
+    if len(entries) != 1:
+        raise RuntimeError(f"expected one kernel in the PTX, got {entries}")
+    return Compiled(
+        cubin=artifacts.CUBIN, ptx=ptx, entry=entries[0], smem_bytes=config.smem_bytes, threads=config.threads
+    )
+
+
+def _compile_forward_sm90(config: KernelConfig, options: str):
+    import cutlass
+    import cutlass.cute as cute
+
+    from .core.scheduler import Grid
+    from .sm90.forward import ForwardSm90, Scalars
+
+    kernel = ForwardSm90(config)
+    ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+    def array(head_dim: int):
+        seq, heads, batch = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+        aligned = 16 // config.element_bytes  # elements: TMA's strides are multiples of 16 bytes
+        strides = (cute.sym_int64(divisibility=aligned) for _ in range(3))
+        seq_stride, head_stride, batch_stride = strides
+        return cute.runtime.make_fake_tensor(
+            kernel.dtype,
+            (seq, head_dim, heads, batch),
+            (seq_stride, 1, head_stride, batch_stride),
+            assumed_align=16,
+        )
+
+    def pointer(dtype, present: bool = True):
+        return cute.runtime.nullptr(dtype, cute.AddressSpace.gmem) if present else None
+
+    q, k = array(config.head_dim), array(config.head_dim)
+    v, out = array(config.head_dim_v), array(config.head_dim_v)
+    scalars = Scalars(
+        softmax_scale=pointer(cutlass.Float32),
+        window_left=pointer(cutlass.Int32, config.has_left),
+        window_right=pointer(cutlass.Int32, config.has_right),
+    )
+    grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    compiled = cute.compile(kernel.launch, q, k, v, out, pointer(cutlass.Float32), scalars, grid, options=options)
+    return compiled.artifacts
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Sets one environment variable and puts back what was there."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

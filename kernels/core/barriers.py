@@ -1,0 +1,47 @@
+"""Barriers as data: an edge is a ring of slots between a TMA producer and consumer warps, with a full and an empty barrier a slot."""
+
+import dataclasses
+import enum
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import pipeline
+
+__all__ = ["Edge", "NamedBarrierId", "make_pipelines"]
+
+
+class NamedBarrierId(enum.IntEnum):
+    """First of the hardware barriers that a use takes, one a warpgroup; 0 is the CTA's own."""
+
+    TURN = 1
+    STORE = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Edge:
+    """One thread fills a slot by TMA (arrival count 1 + bytes); one thread of each consumer warp empties it."""
+
+    name: str
+    stages: int
+    tx_bytes: int  # that complete a slot
+    consumer_warps: int
+
+
+def make_pipelines(edges: tuple[Edge, ...]) -> dict[str, tuple[pipeline.PipelineProducer, pipeline.PipelineConsumer]]:
+    """Initialises the barriers of all edges and returns each one's two ends by name. Every thread of the CTA calls it."""
+    smem = cutlass.memory.SmemAllocator()
+    ends = {}
+    for edge in edges:
+        storage = smem.allocate_array(cutlass.Int64, 2 * edge.stages)
+        ring = pipeline.PipelineTmaAsync.create(
+            num_stages=edge.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, edge.consumer_warps),
+            tx_count=edge.tx_bytes,
+            barrier_storage=storage,
+            defer_sync=True,
+        )
+        ends[edge.name] = ring.make_participants()
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    return ends

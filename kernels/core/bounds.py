@@ -1,0 +1,73 @@
+"""Which key blocks a tile of queries visits: the one function that every role asks, so that none can disagree."""
+
+import dataclasses
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32
+
+from .seqlen import Sequence
+
+__all__ = ["Bounds", "Span", "Visit"]
+
+
+class Span(NamedTuple):
+    """A run of key blocks with one kind of mask, visited from `first` downwards."""
+
+    first: Int32
+    count: Int32  # not positive: the span is empty
+    right: bool  # some query of the tile may not see the block's last keys
+    left: bool  # ... its first keys
+
+
+class Visit(NamedTuple):
+    """Key blocks in the order of visiting: descending from `first`, `count` in all (0: no query sees a key).
+
+    Block `first` may be cut by any edge; `spans` are what follows it: right edge, middle, left edge.
+    """
+
+    first: Int32
+    count: Int32
+    spans: tuple[Span, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Block bounds of tiles of `tile_m` queries and `tile_n` keys, with the mask's edges that exist."""
+
+    tile_m: int
+    tile_n: int
+    has_left: bool
+    has_right: bool
+
+    def visit(self, m_block, seq: Sequence) -> Visit:
+        """Blocks that queries [m_block * tile_m, ...) of `seq` see. The tile has at least one query."""
+        first_row = m_block * self.tile_m
+        last_row = cutlass.min(first_row + self.tile_m, seq.q_len) - 1
+
+        end = self._blocks_up(seq.right_end(last_row))
+        begin = cutlass.min(self._blocks_down(seq.left_start(first_row)), end)
+        first = end - 1
+
+        # [middle_begin, middle_end) is seen whole by every query of the tile, but for `first`
+        middle_end = first
+        if self.has_right:
+            middle_end = cutlass.max(cutlass.min(self._blocks_down(seq.right_end(first_row)), first), begin)
+        middle_begin = begin
+        if self.has_left:
+            middle_begin = cutlass.min(cutlass.max(self._blocks_up(seq.left_start(last_row)), begin), middle_end)
+
+        spans = [Span(middle_end - 1, middle_end - middle_begin, right=False, left=False)]
+        if self.has_right:
+            spans.insert(0, Span(first - 1, first - middle_end, right=True, left=self.has_left))
+        if self.has_left:
+            spans.append(Span(middle_begin - 1, middle_begin - begin, right=False, left=True))
+        return Visit(first, end - begin, tuple(spans))
+
+    def _blocks_down(self, keys):
+        """Whole blocks in `keys` keys."""
+        return cutlass.max(keys, 0) // self.tile_n
+
+    def _blocks_up(self, keys):
+        """Blocks that hold `keys` keys."""
+        return (cutlass.max(keys, 0) + (self.tile_n - 1)) // self.tile_n

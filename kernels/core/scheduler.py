@@ -1,0 +1,77 @@
+"""Which tile of queries a CTA computes, from its index in a one-dimensional grid."""
+
+import dataclasses
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32
+
+__all__ = ["Grid", "SingleTile", "Tile"]
+
+L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
+
+
+class Grid(NamedTuple):
+    """Extents of a call. q_heads is a multiple of kv_heads, and no extent but kv_len is 0 in a launched grid."""
+
+    q_len: Int32
+    kv_len: Int32
+    q_heads: Int32
+    kv_heads: Int32
+    batch: Int32
+
+
+class Tile(NamedTuple):
+    """Queries [m_block * tile_m, (m_block + 1) * tile_m) of one head."""
+
+    m_block: Int32
+    q_head: Int32
+    kv_head: Int32
+    batch: Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleTile:
+    """One tile a CTA; the grid's x extent is ceil(q_len / tile_m) * q_heads * batch, its y and z are 1.
+
+    Plain order: m_block runs fastest, then the query heads of a kv head, kv heads, batch: CTAs that run at the same time
+    share K and V. Longest first: heads are cut into sections whose K and V fit in L2; within a section the last, longest
+    m_blocks of all its heads come first, and the query heads of a kv head are neighbours.
+    """
+
+    tile_m: int
+    kv_bytes: int  # of one key and its value
+    longest_first: bool
+
+    def tile(self, index, grid: Grid) -> Tile:
+        """The tile of CTA `index`."""
+        group = _quotient(grid.q_heads, grid.kv_heads)
+        m_blocks = (grid.q_len + (self.tile_m - 1)) // self.tile_m
+        if not self.longest_first:
+            head, m_block = _divmod(index, m_blocks)
+            return self._at(m_block, head, group, grid)
+
+        section_heads = cutlass.max(_quotient(L2_BUDGET // self.kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
+        section_heads = cutlass.min(section_heads, grid.kv_heads * grid.batch)
+        section, rest = _divmod(index, section_heads * group * m_blocks)
+        first_head = section * section_heads
+        heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
+        step, head = _divmod(rest, heads_here)
+        return self._at(m_blocks - 1 - step, first_head * group + head, group, grid)
+
+    def _at(self, m_block, head, group, grid: Grid) -> Tile:
+        """`head` counts the query heads of all batch entries."""
+        batch, q_head = _divmod(head, grid.q_heads)
+        return Tile(m_block, q_head, _quotient(q_head, group), batch)
+
+
+def _quotient(a, b):
+    """a // b of numbers that are not negative: a kernel divides them unsigned, which is cheaper."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return Int32(Uint32(a) // Uint32(b))
+
+
+def _divmod(a, b):
+    quotient = _quotient(a, b)
+    return quotient, a - quotient * b

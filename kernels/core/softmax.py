@@ -1,0 +1,76 @@
+"""Online softmax over blocks of scores, in float32 and base 2.
+
+    row_max_log2 = max over keys of s * scale_log2                 scale_log2 = softmax_scale * log2(e) > 0
+    p            = exp2(s * scale_log2 - row_max_log2)             <= 1
+    row_sum      = sum over keys of p                              of the thread's own columns until `finish`
+    lse          = (row_max_log2 + log2(row_sum)) * ln(2)
+
+A row with no visible key so far has row_max_log2 = -inf and row_sum = 0; 0 takes the maximum's place in the difference, so
+that no inf - inf arises.
+"""
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+__all__ = ["Softmax"]
+
+LN_2 = math.log(2.0)
+LOG2_E = math.log2(math.e)
+ROW_THREADS = 4  # neighbouring threads that share a row of an accumulator
+SMALLEST_NORMAL = 2.0**-126  # float32
+
+
+class Softmax(NamedTuple):
+    """Statistics of a thread's rows, updated in place."""
+
+    scale_log2: Float32
+    row_max_log2: cute.Tensor  # [rows] float32
+    row_sum: cute.Tensor  # [rows] float32
+
+    @classmethod
+    def start(cls, rows: int, scale_log2: Float32) -> "Softmax":
+        """No key seen yet."""
+        softmax = cls(scale_log2, cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32))
+        softmax.row_max_log2.fill(-Float32.inf)
+        softmax.row_sum.fill(0.0)
+        return softmax
+
+    def update(self, scores: cute.Tensor) -> cute.Tensor:
+        """Turns scores [rows, columns] of a block into weights p in place.
+
+        Returns [rows] float32: the factor that earlier weights, summed or multiplied with V, must be scaled by.
+        """
+        rows, columns = scores.shape
+        rescale = cute.make_rmem_tensor(cute.size(rows), Float32)
+        for r in range(cute.size(rows)):
+            row = [scores[r, c] for c in range(cute.size(columns))]
+            row_max = row[0]
+            for score in row[1:]:
+                row_max = cute.arch.fmax(row_max, score)
+            row_max = cute.arch.warp_reduction_max(row_max, threads_in_group=ROW_THREADS)
+            row_max_log2 = cute.arch.fmax(self.row_max_log2[r], row_max * self.scale_log2)
+            base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
+            rescale[r] = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
+            row_sum = self.row_sum[r] * rescale[r]
+            for c, score in enumerate(row):
+                p = cute.math.exp2(cute.math.fma(score, self.scale_log2, -base), fastmath=True)
+                scores[r, c] = p
+                row_sum = row_sum + p
+            self.row_max_log2[r] = row_max_log2
+            self.row_sum[r] = row_sum
+        return rescale
+
+    def finish(self) -> tuple[list[Float32], list[Float32]]:
+        """Per row: the factor that normalises the output, and lse. An empty row gets 0 and -inf; NaN stays NaN."""
+        factors, lses = [], []
+        for r in range(cute.size(self.row_sum)):
+            row_sum = cute.arch.warp_reduction_sum(self.row_sum[r], threads_in_group=ROW_THREADS)
+            empty = row_sum == 0.0
+            factors.append(Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(row_sum))))
+            lse = (self.row_max_log2[r] + cute.math.log2(row_sum, fastmath=True)) * LN_2
+            lses.append(Float32(cutlass.select_(empty, Float32(-Float32.inf), lse)))
+        return factors, lses

@@ -1,0 +1,1 @@
+"""Hopper: wgmma from shared memory and registers, TMA, mbarriers, register reallocation between warpgroups."""
