@@ -79,7 +79,7 @@ class Cell:
         dims = f"d{self.head_dim}" if self.head_dim_v is None else f"d{self.head_dim}.{self.head_dim_v}"
         parts = [dims, f"h{self.heads}.{self.kv_heads}", f"q{self.q}", f"k{self.keys}"]
         if self.batch != (2,):
-            parts.insert(0, "b" + ".".join(map(str, self.batch)))
+            parts.insert(0, "b" + ".".join(map(str, self.batch)) if self.batch else "unbatched")
         if self.causal:
             parts.append("causal")
         if self.window != (None, None):
@@ -148,7 +148,7 @@ def random(cell: Cell, seed: int = 0) -> dict[str, Any]:
 def attention(x: Mapping[str, Any], dtype: Any = np.float64, **options: Any) -> Forward:
     """Attention by its definition, computed in `dtype`; `options` are further arguments of `jax_fa4.attention`.
 
-    A row that sees no key: out 0, lse -inf, also with sinks.
+    A row that sees no key: out 0, lse -inf or, with sinks, its head's sink. A row beyond q_lengths: out 0, lse -inf.
     """
     call = _Call.of({**x, **options}, np.dtype(dtype), storage=None)
     return call.forward()
@@ -165,7 +165,7 @@ def gradients(
     """Gradients of sum(out * dout) + sum(lse * dlse), in closed form.
 
     Keys: q, k, v, softmax_scale and, of sinks, bias and softcap, those present, each in its argument's shape.
-    A row that sees no key contributes nothing.
+    Rows without a key give nothing to them, but for dlse to sinks.
     """
     return _Call.of({**x, **options}, np.dtype(dtype), storage=None).backward(dout, dlse)
 
@@ -191,7 +191,7 @@ def error_bound(exact: Any, rounded: Any, dtype: Any, factor: float = 2) -> floa
 
 def _ulp(value: float, dtype: Any) -> float:
     """Distance of `dtype`'s neighbours at a positive value."""
-    info: Any = ml_dtypes.finfo(np_dtype(dtype))  # type: ignore[no-untyped-call]
+    info: Any = ml_dtypes.finfo(np_dtype(dtype))
     binade = 2.0 ** math.floor(math.log2(value)) if value > 0 else 0.0
     return max(float(info.eps) * binade, float(info.smallest_subnormal))
 
@@ -295,17 +295,23 @@ class _Call:
             scores = scores + bias.astype(self.dtype)
         scores = np.where(self.visible(), scores, -np.inf)
         row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-        empty = row_max == -np.inf
         if sinks is not None:
-            sinks = sinks.astype(self.dtype)[..., :, None, None]
+            live = np.arange(scores.shape[-2])[:, None] < self.live_rows()
+            sinks = np.where(live, sinks.astype(self.dtype)[..., :, None, None], -np.inf)
             row_max = np.maximum(row_max, sinks)
+        empty = row_max == -np.inf
         shift = np.where(empty, 0, row_max)
         p = np.exp(scores - shift)
-        sink = np.zeros_like(shift) if sinks is None else np.where(empty, 0, np.exp(sinks - shift))
+        sink = np.zeros_like(shift) if sinks is None else np.exp(sinks - shift)
         row_sum = p.sum(axis=-1, keepdims=True) + sink
         divisor = np.where(empty, 1, row_sum)
         lse = np.where(empty, -np.inf, shift + np.log(divisor))
         return p / divisor, lse[..., 0], (sink / divisor)[..., 0], tanh
+
+    def live_rows(self) -> Array:
+        """[*B, 1, 1, 1] or []: how many rows are no padding."""
+        q_lengths = self.per_entry("q_lengths")
+        return np.asarray(self.q.shape[-2]) if q_lengths is None else q_lengths
 
     def to_layout(self, a: Array) -> Array:
         return np.swapaxes(a, -3, -2) if self.options.get("layout", "BTNH") == "BTNH" else a

@@ -11,10 +11,6 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skips itself where there is none")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu and (reason := why_no_gpu()):

@@ -1,0 +1,176 @@
+"""`attention`: checks its arguments, says what the call needs (`AttentionSpec`), and binds the differentiable op."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_fa4 import checks, rules
+from jax_fa4.operands import Operands
+from jax_fa4.spec import AttentionSpec, Implementation, Layout
+
+__all__ = ["attention"]
+
+Window = tuple[int | ArrayLike | None, int | ArrayLike | None]
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    softmax_scale: float | ArrayLike | None = None,
+    causal: bool = False,
+    window: Window | None = (None, None),
+    q_offset: int | ArrayLike | None = None,
+    softcap: float | ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    q_segment_ids: ArrayLike | None = None,
+    kv_segment_ids: ArrayLike | None = None,
+    q_lengths: ArrayLike | None = None,
+    kv_lengths: ArrayLike | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    layout: Layout = "BTNH",
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention of queries to keys and values: softmax(softmax_scale * q k^T + bias) v, exact, in O(T + S) memory.
+
+    Shape letters: *batch any number of batch axes (also none), T queries, S keys, N query heads, K kv heads, D head dim
+    of q and k, E head dim of v. N is a multiple of K: query head h reads kv head h // (N // K). D and E are multiples
+    of 8 up to 256.
+
+    The last query stands at the last key: query i at key i + S - T or, with lengths, at i + kv_length - q_length.
+    `q_offset` puts query 0 at another key. `causal` and `window` bound the keys that a query sees around its place. All
+    restrictions hold at once.
+
+    A query that sees no key (T > S with `causal`, no length, a mask of False) gets out 0 and lse -inf, and gradients
+    exactly 0; with sinks its lse is the sink. A query at or beyond its q_length gets out 0 and lse -inf always.
+
+    Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers (and for lengths numpy
+    arrays) are checked; other arrays are not, and a value outside its range gives an undefined result.
+
+    Args:
+      q: [*batch, T, N, D] float16, bfloat16, float32 or float64.
+      k: [*batch, S, K, D], q's dtype.
+      v: [*batch, S, K, E], q's dtype.
+      softmax_scale: what q k^T is multiplied by, a number > 0; None is 1 / sqrt(D). Differentiable.
+      causal: True hides the keys after a query's place, as window[1] = 0 does.
+      window: (left, right): how many keys a query sees before and after its place, which it always sees. Each is an
+        integer >= 0, or None for no bound; None is (None, None).
+      q_offset: the key at which query 0 stands: an integer, also negative, or integers that broadcast to [*batch].
+        Without `causal` and window it has no effect. None aligns the ends.
+      softcap: scores become softcap * tanh(scores / softcap), a number > 0; None caps nothing. Differentiable.
+      sinks: [N] or [*batch, N], a floating dtype: logits that take part in each head's softmax and have no value.
+        Differentiable.
+      bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a key.
+        Differentiable, with a gradient of its own shape.
+      mask: bool, broadcasts to [*batch, N, T, S]: True where the key is visible.
+      q_segment_ids: integers that broadcast to [*batch, T]: a query sees the keys with its own id. Needs the next.
+      kv_segment_ids: integers that broadcast to [*batch, S]. Needs the one before.
+      q_lengths: integers from 0 to T that broadcast to [*batch]: queries at or beyond it are padding.
+      kv_lengths: integers from 0 to S that broadcast to [*batch]: keys at or beyond it are padding, whose content, even
+        NaN, changes nothing.
+      return_lse: True also returns the logarithm of each row's sum of exponentials.
+      deterministic: True makes gradients bitwise reproducible at some cost; the output always is.
+      layout: "BTNH", the order above, or "BNTH": q, k, v and out are [*batch, heads, seq, head_dim]. No shape tells one
+        from the other.
+      implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
+        once where a GPU has to run blockwise JAX.
+
+    Returns:
+      out [*batch, T, N, E] in q's dtype; with return_lse (out, lse), where lse is [*batch, N, T] float32 (float64 for
+      float64 operands), natural logarithm, of all that the softmax sums: scale, cap, bias and sinks included.
+      Differentiable.
+
+    Raises:
+      TypeError: an argument has the wrong type or dtype; the message names it.
+      ValueError: an argument has the wrong shape or value; the message names it.
+      NotImplementedError: implementation="kernel" where there is no kernel; raised when the program is lowered.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax_fa4 import attention
+      >>> q = jax.random.normal(jax.random.key(0), (1, 5, 4, 16))  # 5 queries, 4 heads
+      >>> kv = jax.random.normal(jax.random.key(1), (1, 8, 2, 16))  # 8 keys, 2 kv heads
+      >>> out, lse = attention(q, kv, kv, causal=True, return_lse=True)
+      >>> out.shape, lse.shape
+      ((1, 5, 4, 16), (1, 4, 5))
+      >>> whole = attention(q, kv, kv, causal=True)[:, -1:]  # the last query sees every key
+      >>> bool(jnp.allclose(whole, attention(q[:, -1:], kv, kv), atol=1e-6))
+      True
+    """
+    checks.choice("layout", layout, ("BTNH", "BNTH"))
+    checks.choice("implementation", implementation, (None, "kernel", "xla"))
+    given = {name: checks.array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    arrays = given if layout == "BTNH" else {name: _swap_seq_and_heads(x) for name, x in given.items()}
+    checks.query_key_value(arrays, layout)
+    checks.head_dims(arrays)
+    causal, return_lse, deterministic = (
+        checks.flag(name, value)
+        for name, value in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic))
+    )
+    x = Operands(arrays["q"], arrays["k"], arrays["v"], _scale(softmax_scale, arrays["q"]))
+    x = _with_bounds(x, causal, window, q_offset)
+    x = _with_lengths(x, q_lengths, kv_lengths)
+    x = _with_segments(x, q_segment_ids, kv_segment_ids)
+    x = _with_score_changes(x, softcap, sinks, bias, mask)
+    spec = AttentionSpec.of(x, layout=layout, deterministic=deterministic, implementation=implementation)
+    out, lse = rules.attend(x, spec)
+    out = out if layout == "BTNH" else _swap_seq_and_heads(out)
+    return (out, lse) if return_lse else out
+
+
+def _swap_seq_and_heads(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -3, -2) if x.ndim >= 3 else x
+
+
+def _scale(value: Any, q: jax.Array) -> jax.Array:
+    scale = 1 / math.sqrt(q.shape[-1]) if value is None else checks.positive("softmax_scale", value)
+    return jnp.asarray(scale, _softmax_dtype(q))
+
+
+def _softmax_dtype(q: jax.Array) -> Any:
+    return jnp.promote_types(q.dtype, jnp.float32)
+
+
+def _with_bounds(x: Operands, causal: bool, window: Any, q_offset: Any) -> Operands:
+    left, right = checks.window(window)
+    right = 0 if causal else right
+    offset = None if q_offset is None else checks.offset(q_offset, x.batch)
+    return x._replace(
+        window_left=None if left is None else jnp.asarray(left, jnp.int32),
+        window_right=None if right is None else jnp.asarray(right, jnp.int32),
+        q_offset=None if left is None and right is None else offset,  # without a bound it would change nothing
+    )
+
+
+def _with_lengths(x: Operands, q_lengths: Any, kv_lengths: Any) -> Operands:
+    t, s = x.q.shape[-3], x.k.shape[-3]
+    return x._replace(
+        q_lengths=None if q_lengths is None else checks.lengths("q_lengths", q_lengths, x.batch, t),
+        kv_lengths=None if kv_lengths is None else checks.lengths("kv_lengths", kv_lengths, x.batch, s),
+    )
+
+
+def _with_segments(x: Operands, q_ids: Any, kv_ids: Any) -> Operands:
+    if q_ids is None and kv_ids is None:
+        return x
+    q_ids, kv_ids = checks.segment_ids(q_ids, kv_ids, x.batch, x.q.shape[-3], x.k.shape[-3])
+    return x._replace(q_segment_ids=q_ids, kv_segment_ids=kv_ids)
+
+
+def _with_score_changes(x: Operands, softcap: Any, sinks: Any, bias: Any, mask: Any) -> Operands:
+    t, heads = x.q.shape[-3:-1]
+    mask, bias = checks.mask_and_bias(mask, bias, (*x.batch, heads, t, x.k.shape[-3]))
+    if softcap is not None:
+        softcap = jnp.asarray(checks.positive("softcap", softcap), _softmax_dtype(x.q))
+    if sinks is not None:
+        sinks = checks.sinks(sinks, x.batch, heads).astype(_softmax_dtype(x.q))
+    return x._replace(softcap=softcap, sinks=sinks, bias=bias, mask=mask)

@@ -1,0 +1,287 @@
+"""What every argument of the public calls may be, and the text that a user reads when it is something else.
+
+One form for all: `<argument> must <be what>, got <what came>[; <hint>]`. A wrong kind of value is a TypeError, a wrong
+value or shape a ValueError. Checks see shapes, dtypes and Python numbers; they never read an array of a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = [
+    "array",
+    "broadcastable",
+    "choice",
+    "fail",
+    "flag",
+    "head_dims",
+    "integers",
+    "lengths",
+    "mask_and_bias",
+    "offset",
+    "positive",
+    "query_key_value",
+    "segment_ids",
+    "sinks",
+    "window",
+]
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+MAX_HEAD_DIM = 256
+LARGEST_POSITION = 2**30  # of windows and offsets, so that sums of three of them stay within int32
+
+
+def fail(kind: type[Exception], what: str, got: object, hint: str = "") -> NoReturn:
+    """Raises `kind` in this module's form."""
+    raise kind(f"{what}, got {got}{'; ' if hint else ''}{hint}")
+
+
+def array(name: str, value: Any) -> jax.Array:
+    """An array of JAX or numpy, or an object that JAX turns into one, as a JAX array."""
+    if isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(value, "__jax_array__"):
+        return jnp.asarray(value)
+    fail(TypeError, f"{name} must be an array", _described(value))
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool that is known when the program is traced."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, jax.core.Tracer):
+        fail(
+            TypeError,
+            f"{name} must be a Python bool",
+            "a traced value",
+            "make it a static argument of the jitted function",
+        )
+    fail(TypeError, f"{name} must be a Python bool", _described(value))
+
+
+def choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
+    """One of a few words."""
+    if not (value is None or isinstance(value, str)):
+        fail(TypeError, f"{name} must be {_alternatives(choices)}", _described(value))
+    if value not in choices:
+        fail(ValueError, f"{name} must be {_alternatives(choices)}", repr(value))
+
+
+def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
+    """Query, key and value in BTNH order, under the names that the user knows; `layout` is that of user's arrays."""
+    (q_name, q), (k_name, k), (v_name, v) = operands.items()
+    letters = "[*batch, seq, heads, head_dim]" if layout == "BTNH" else "[*batch, heads, seq, head_dim]"
+    for name, x in operands.items():
+        if x.dtype.name not in DTYPES:
+            fail(TypeError, f"{name} must be {_alternatives(DTYPES, quote=False)}", x.dtype.name)
+        if x.ndim < 3:
+            fail(ValueError, f"{name} must have at least 3 axes {letters}", f"shape {_given(x, layout)}")
+    for name, x in (k_name, k), (v_name, v):
+        if x.dtype != q.dtype:
+            fail(TypeError, f"{name} must have {q_name}'s dtype {q.dtype.name}", x.dtype.name, "cast one of them")
+        if x.ndim != q.ndim:
+            fail(ValueError, f"{name} must have {q.ndim} axes as {q_name}", f"shape {_given(x, layout)}")
+        if x.shape[:-3] != q.shape[:-3]:
+            fail(ValueError, f"{name} must have {q_name}'s batch axes {q.shape[:-3]}", x.shape[:-3])
+    if v.shape[-3] != k.shape[-3]:
+        fail(ValueError, f"{v_name} must have {k_name}'s length {k.shape[-3]}", v.shape[-3])
+    if v.shape[-2] != k.shape[-2]:
+        fail(ValueError, f"{v_name} must have {k_name}'s {k.shape[-2]} heads", v.shape[-2])
+    if k.shape[-1] != q.shape[-1]:
+        fail(ValueError, f"{k_name} must have {q_name}'s head_dim {q.shape[-1]}", k.shape[-1])
+    q_heads, kv_heads = q.shape[-2], k.shape[-2]
+    if q_heads % kv_heads if kv_heads else q_heads:
+        other = "BNTH" if layout == "BTNH" else "BTNH"
+        hint = f"layout={layout!r} reads {letters}; {other!r} is the other"
+        fail(ValueError, f"{q_name} must have a multiple of {k_name}'s {kv_heads} heads", q_heads, hint)
+
+
+def head_dims(operands: Mapping[str, jax.Array]) -> None:
+    """Head dims that a kernel can have."""
+    for name, x in operands.items():
+        if x.shape[-1] % 8 or not 0 < x.shape[-1] <= MAX_HEAD_DIM:
+            rule = f"{name}'s head_dim must be a multiple of 8 from 8 to {MAX_HEAD_DIM}"
+            hint = "" if x.shape[-1] > MAX_HEAD_DIM else "pad with zeros and give softmax_scale"
+            fail(ValueError, rule, x.shape[-1], hint)
+
+
+def positive(name: str, value: Any) -> float | jax.Array:
+    """A finite number above 0, or a traced one, whose value nobody sees here."""
+    number = _known_number(value)
+    if number is not None:
+        if not (math.isfinite(number) and number > 0):
+            fail(ValueError, f"{name} must be finite and > 0", number)
+        return float(number)
+    x = _rank_0(name, value, "a number")
+    if not jnp.issubdtype(x.dtype, jnp.floating) and not jnp.issubdtype(x.dtype, jnp.integer):
+        fail(TypeError, f"{name} must be a real number", x.dtype.name)
+    return x
+
+
+def window(value: Any, name: str = "window") -> tuple[int | jax.Array | None, int | jax.Array | None]:
+    """(left, right), each None, a number >= 0 or a traced one; None for the pair is (None, None)."""
+    if value is None:
+        return None, None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        got = f"a {type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else _described(value)
+        fail(TypeError, f"{name} must be None or a pair (left, right)", got)
+    left, right = (_bound(f"{name}[{i}]", w) for i, w in enumerate(value))
+    return left, right
+
+
+def _bound(name: str, value: Any) -> int | jax.Array | None:
+    if value is None:
+        return None
+    number = _known_number(value)
+    if isinstance(number, float):
+        fail(TypeError, f"{name} must be None or an integer", number)
+    if number is not None:
+        if number < 0:
+            fail(ValueError, f"{name} must be None or >= 0", number, "None is unbounded")
+        return min(number, LARGEST_POSITION)  # wider than any sequence is
+    return _integer_dtype(name, _rank_0(name, value, "None, an integer"))
+
+
+def offset(value: Any, batch: tuple[int, ...]) -> jax.Array:
+    """q_offset: an integer, or integers that broadcast to the batch."""
+    number = _known_number(value)
+    if isinstance(number, float):
+        fail(TypeError, "q_offset must hold integers", number)
+    if number is not None and abs(number) > LARGEST_POSITION:
+        fail(ValueError, "q_offset must be within +-2**30", number)
+    return integers("q_offset", value if number is None else np.asarray(number, np.int32), batch, "[*batch]")
+
+
+def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int) -> jax.Array:
+    """Lengths that broadcast to the batch; those given as numbers or by numpy must not exceed the array's length."""
+    if _known_number(value) is not None:
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        for known in value.min(initial=0), value.max(initial=0):
+            if not 0 <= known <= limit:
+                fail(ValueError, f"{name} must be from 0 to {limit}", known)
+    return integers(name, value, batch, "[*batch]")
+
+
+def integers(name: str, value: Any, shape: tuple[int, ...], letters: str) -> jax.Array:
+    """An integer array that broadcasts to `shape`, with all its axes, as int32."""
+    x = _integer_dtype(name, array(name, value))
+    return broadcastable(name, x, shape, letters).astype(jnp.int32)
+
+
+def segment_ids(q_ids: Any, kv_ids: Any, batch: tuple[int, ...], t: int, s: int) -> tuple[jax.Array, jax.Array]:
+    """Segment ids of queries and keys; one without the other means nothing."""
+    for name, given, other in ("q_segment_ids", q_ids, kv_ids), ("kv_segment_ids", kv_ids, q_ids):
+        if given is None and other is not None:
+            fail(
+                ValueError,
+                f"{name} must be given with the other segment ids",
+                None,
+                "self-attention passes the same twice",
+            )
+    ids = []
+    for name, value, size, letter in ("q_segment_ids", q_ids, t, "T"), ("kv_segment_ids", kv_ids, s, "S"):
+        x = integers(name, value, (*batch, size), f"[*batch, {letter}]")
+        if x.shape[-1] != size:
+            fail(ValueError, f"{name} must have {size} entries in its last axis", x.shape[-1])
+        ids.append(x)
+    return ids[0], ids[1]
+
+
+def sinks(value: Any, batch: tuple[int, ...], heads: int) -> jax.Array:
+    """One logit per query head."""
+    x = _floating_dtype("sinks", array("sinks", value))
+    x = broadcastable("sinks", x, (*batch, heads), "[N] or [*batch, N]")
+    if x.shape[-1] != heads:
+        fail(ValueError, f"sinks must have {heads} entries in its last axis", x.shape[-1])
+    return x
+
+
+def mask_and_bias(mask: Any, bias: Any, shape: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array | None]:
+    """Both broadcast to [*batch, N, T, S] = `shape`; the axis of keys is made full, the others may stay 1."""
+    if mask is not None:
+        mask = array("mask", mask)
+        if mask.dtype != jnp.bool_:
+            fail(
+                TypeError,
+                "mask must be bool",
+                mask.dtype.name,
+                "numbers to add are `bias`, zeros and ones are `mask != 0`",
+            )
+        mask = _full_last_axis(broadcastable("mask", mask, shape, "[*batch, N, T, S]"), shape[-1])
+    if bias is not None:
+        bias = array("bias", bias)
+        if bias.dtype == jnp.bool_:
+            fail(TypeError, "bias must be a floating-point array", "bool", "a boolean array is `mask`")
+        bias = _floating_dtype("bias", bias)
+        bias = _full_last_axis(broadcastable("bias", bias, shape, "[*batch, N, T, S]"), shape[-1])
+    return mask, bias
+
+
+def broadcastable(name: str, x: jax.Array, shape: tuple[int, ...], letters: str) -> jax.Array:
+    """x with axes of size 1 in front until it has as many as `shape`, to which it must broadcast."""
+    fits = x.ndim <= len(shape) and all(
+        n in (1, full) for n, full in zip(x.shape, shape[len(shape) - x.ndim :], strict=True)
+    )
+    if not fits:
+        fail(ValueError, f"{name} must broadcast to {letters} = {shape}", f"shape {x.shape}")
+    return x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+
+
+def _full_last_axis(x: jax.Array, size: int) -> jax.Array:
+    return jnp.broadcast_to(x, (*x.shape[:-1], size))
+
+
+def _rank_0(name: str, value: Any, accepted: str) -> jax.Array:
+    if not (isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(value, "__jax_array__")):
+        fail(TypeError, f"{name} must be {accepted} or an array of rank 0", _described(value))
+    x = jnp.asarray(value)
+    if x.ndim:
+        fail(ValueError, f"{name} must be {accepted} or an array of rank 0", f"shape {x.shape}")
+    return x
+
+
+def _integer_dtype(name: str, x: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        fail(TypeError, f"{name} must hold integers", x.dtype.name)
+    return x
+
+
+def _floating_dtype(name: str, x: jax.Array) -> jax.Array:
+    if x.dtype.name not in DTYPES:
+        fail(TypeError, f"{name} must be {_alternatives(DTYPES, quote=False)}", x.dtype.name)
+    return x
+
+
+def _known_number(value: Any) -> int | float | None:
+    """The value of a number that can be read without a device, Python's or numpy's; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, np.generic | np.ndarray):
+        number: int | float | None = value.item() if value.ndim == 0 and value.dtype.kind in "iuf" else None
+        return number
+    return value if isinstance(value, int | float) else None
+
+
+def _given(x: jax.Array, layout: str) -> tuple[int, ...]:
+    """The shape as the user wrote it."""
+    if layout == "BTNH" or x.ndim < 3:
+        return x.shape
+    return (*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1])
+
+
+def _described(value: Any) -> str:
+    return (
+        f"{value!r} ({type(value).__name__})"
+        if isinstance(value, bool | int | float | str | None)
+        else type(value).__name__
+    )
+
+
+def _alternatives(choices: Sequence[str | None], quote: bool = True) -> str:
+    words = [repr(c) if quote else str(c) for c in choices]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
