@@ -1,0 +1,86 @@
+"""Scores of all queries against one block of keys; backward and tangent differentiate these very functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_fa4.blockwise.heads import accumulator_dtype, per_batch, split_bias_heads
+from jax_fa4.blockwise.keys import KeyBlocks
+from jax_fa4.blockwise.mask import seen_keys, visible
+from jax_fa4.operands import Operands
+
+__all__ = ["KeyBlock", "ScoreInputs", "contract", "exact_products", "key_block", "scaled_queries", "scores"]
+
+R = TypeVar("R")
+
+
+class KeyBlock(NamedTuple):
+    """What belongs to one block of keys, in accumulator precision; keys that no query sees are zero."""
+
+    k: jax.Array  # [*B, keys, K, D]
+    v: jax.Array  # [*B, keys, K, E]
+    bias: jax.Array | None  # [*B, K, G, T, keys] or 1 in place of an axis, as is visible
+    visible: jax.Array | None  # None: every query sees every key
+
+
+class ScoreInputs(NamedTuple):
+    """What the scores of a block are a function of; also their tangents or cotangents."""
+
+    q: jax.Array  # [*B, K, G, T, D], scaled
+    k: jax.Array  # [*B, keys, K, D]
+    softcap: jax.Array | None
+    bias: jax.Array | None  # as in KeyBlock
+
+
+def key_block(x: Operands, blocks: KeyBlocks, first: jax.Array) -> KeyBlock:
+    """The block that owns the keys from `first`."""
+    dtype = accumulator_dtype(x)
+    see = visible(x, blocks, first)
+    k, v = (blocks.slice(a, first, axis=-3).astype(dtype) for a in (x.k, x.v))
+    if see is not None:
+        seen = seen_keys(see)
+        k, v = jnp.where(seen, k, 0), jnp.where(seen, v, 0)
+    bias = None
+    if x.bias is not None:
+        bias = split_bias_heads(blocks.slice(x.bias, first, axis=-1), x).astype(dtype)
+    return KeyBlock(k, v, bias, see)
+
+
+def scores(of: ScoreInputs, visible: jax.Array | None) -> jax.Array:
+    """[*B, K, G, T, keys]: softcap * tanh(q.k / softcap) + bias, and -inf at invisible keys."""
+    s = contract("...kgtd,...skd->...kgts", of.q, of.k)
+    if of.softcap is not None:
+        cap = per_batch(of.softcap).astype(s.dtype)
+        s = cap * jnp.tanh(s / cap)
+    if of.bias is not None:
+        s = s + of.bias
+    return s if visible is None else jnp.where(visible, s, -jnp.inf)
+
+
+def scaled_queries(q: jax.Array, softmax_scale: jax.Array) -> jax.Array:
+    """The scale is applied to the queries [*B, K, G, T, D], which are fewer than the scores."""
+    return q * per_batch(softmax_scale).astype(q.dtype)
+
+
+def contract(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """An einsum of two arrays in accumulator precision."""
+    return jnp.einsum(subscripts, a, b, preferred_element_type=a.dtype)
+
+
+def exact_products(function: Callable[..., R]) -> Callable[..., R]:
+    """Traces `function(x, ...)` with products as exact as the operands' dtype asks for, on a GPU too.
+
+    By default a GPU keeps 10 mantissa bits of a float32 factor: all that bfloat16 and float16 operands have.
+    """
+
+    @functools.wraps(function)
+    def traced(x: Operands, *args: Any) -> R:
+        with jax.default_matmul_precision("default" if x.q.dtype.itemsize == 2 else "highest"):
+            return function(x, *args)
+
+    return traced
