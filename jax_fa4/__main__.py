@@ -1,0 +1,108 @@
+"""Commands: `python -m jax_fa4 build`, `info` and `clear-cache`. Parses, then calls one function."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from jax_fa4 import configs
+from jax_fa4.configs import KernelConfig
+from jax_fa4.cubins import Cubin, lookup
+from jax_fa4.cubins.cache import user_store
+from jax_fa4.cubins.info import describe
+from jax_fa4.cubins.report import table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, or 1 after an error. Arguments that make no sense exit with 2."""
+    parser = argparse.ArgumentParser(prog="python -m jax_fa4", description="FlashAttention-4 for JAX: its kernels.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _add_build(commands.add_parser("build", help="compile kernels into the cache, so that no machine has to later"))
+    commands.add_parser("info", help="versions, devices and cached kernels").set_defaults(run=_info)
+    commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (OSError, RuntimeError, ValueError) as e:
+        print(f"jax_fa4: {e}", file=sys.stderr)
+        return 1
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    archs = sorted(configs.TABLES)
+    parser.add_argument(
+        "--arch", action="append", required=True, choices=archs, help="GPU architecture; may be repeated"
+    )
+    parser.add_argument("--dtype", action="append", help="only kernels of this dtype, like bfloat16; may be repeated")
+    parser.add_argument("--head-dim", action="append", type=int, help="only kernels of this head dim; may be repeated")
+    parser.add_argument("--jobs", type=_count, default=1, help="kernels to compile at once (default: 1)")
+    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write registers, spills and instructions")
+    parser.set_defaults(run=_build, error=parser.error)
+
+
+def _build(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    wanted = _selected(options)
+    with _mapper(options.jobs) as each:
+        cubins = list(tqdm(each(lookup.get, wanted), total=len(wanted), desc="kernels", unit="kernel"))
+    unsaved = [cubin for config, cubin in zip(wanted, cubins, strict=True) if lookup.stored(config) is None]
+    if unsaved:
+        raise RuntimeError(f"{len(unsaved)} kernels were compiled and not saved: {user_store().folder} can't be used")
+    if options.report:
+        options.report.write_text(table(cubins))
+    print(f"{len(cubins)} kernels, {sum(len(c.image) for c in cubins) / 1e6:.1f} MB, in {user_store().folder}")
+    return 0
+
+
+def _selected(options: argparse.Namespace) -> list[KernelConfig]:
+    """The kernels that the command line asks for; asking for what no kernel has ends the program."""
+    wanted = [config for arch in dict.fromkeys(options.arch) for config in configs.all_configs(arch)]
+    for option, field in (("--dtype", "dtype"), ("--head-dim", "head_dim")):
+        asked = getattr(options, field)
+        offered = sorted({getattr(config, field) for config in wanted})
+        for value in asked or ():
+            if value not in offered:
+                options.error(f"argument {option}: no kernel has {value} (choose from {', '.join(map(str, offered))})")
+        wanted = [config for config in wanted if asked is None or getattr(config, field) in asked]
+    return wanted
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+@contextlib.contextmanager
+def _mapper(jobs: int) -> Iterator[Callable[..., Iterable[Cubin]]]:
+    """A `map` that runs in this process, or in `jobs` others."""
+    if jobs == 1:
+        yield map
+        return
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _info(options: argparse.Namespace) -> int:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # looking must not take a GPU's memory from others
+    print(describe())
+    return 0
+
+
+def _clear_cache(options: argparse.Namespace) -> int:
+    store = user_store()
+    files, size = store.clear()
+    print(f"removed {files} files, {size / 1e6:.1f} MB, from {store.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Cubins on disk: folders of `<key>.cubin` files, and who may have written them.
+
+A cubin runs with the rights of the process, so a folder or file is used only if the user or root owns it and nobody
+else may write it; whatever a file's name, the key inside must be the one asked for. Files appear by renaming, so
+readers need no lock. The lock of a key only keeps two processes from compiling the same thing at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from jax_fa4.cubins.cubin import Cubin, DamagedCubinError, read_metadata
+
+__all__ = ["DIRECTORY_VARIABLE", "Entry", "Store", "shipped_store", "user_store"]
+
+DIRECTORY_VARIABLE = "JAX_FA4_CACHE_DIR"
+LOCK_TIMEOUT_S = 600  # a kernel compiles in seconds: whoever holds its lock this long is stuck, and we go on without
+_METADATA_BYTES = 1 << 16  # read of each file when listing
+_CUBIN_NAME = re.compile(r"[0-9a-f]{64}\.cubin")
+_OUR_NAME = re.compile(r"[0-9a-f]{64}(\.cubin|\.lock|-\w+\.tmp)")
+_warned: set[pathlib.Path] = set()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A cubin file as listed. The metadata is unverified, and None where it can't be read."""
+
+    path: pathlib.Path
+    size: int  # bytes
+    metadata: dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Store:
+    """One folder of cubins. What is wrong with it is a warning and an absent cubin, never an exception."""
+
+    folder: pathlib.Path
+    shipped: bool = False  # with the installed package: trusted as its code is, and never written
+
+    def get(self, key: str) -> Cubin | None:
+        """The verified cubin of this key, or None."""
+        path = self.folder / f"{key}.cubin"
+        try:
+            if not self._is_usable():
+                return None
+            cubin = Cubin.from_bytes(self._read(path))
+            if cubin.key != key:
+                raise DamagedCubinError(f"holds the kernel of another key, {cubin.key}")
+        except FileNotFoundError:
+            return None
+        except (OSError, DamagedCubinError) as e:
+            _warn_once(path, f"ignoring the cached kernel {path}: {_reason(e)}")
+            return None
+        return cubin
+
+    def find(self, recipe: str) -> Cubin | None:
+        """The verified cubin that some DSL version made of this recipe (of several, the newest version's), or None."""
+        made = [e.metadata for e in self.entries() if e.metadata and e.metadata["recipe"] == recipe]
+        made.sort(key=lambda m: [int(n) for n in re.findall(r"\d+", m["dsl_version"])], reverse=True)
+        return next(filter(None, (self.get(m["key"]) for m in made)), None)
+
+    def put(self, cubin: Cubin) -> None:
+        """Writes a cubin; where that is impossible, warns once."""
+        try:
+            self._make_folder()
+            file, name = tempfile.mkstemp(prefix=f"{cubin.key}-", suffix=".tmp", dir=self.folder)
+            temporary = pathlib.Path(name)
+            try:
+                with os.fdopen(file, "wb") as stream:
+                    stream.write(cubin.to_bytes())
+                    stream.flush()
+                    os.fsync(stream.fileno())  # else a crash may leave the final name on an empty file
+                temporary.replace(self.folder / f"{cubin.key}.cubin")
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as e:
+            self._warn_of_memory(e)
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Keeps other processes from compiling this key meanwhile; where locking is impossible, warns once."""
+        import filelock  # 30 ms that a warm cache never spends
+
+        lock = filelock.FileLock(self.folder / f"{key}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
+        logging.getLogger("filelock").setLevel(logging.WARNING)
+        try:
+            self._make_folder()
+            lock.acquire()
+        except (OSError, NotImplementedError) as e:
+            self._warn_of_memory(e)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def entries(self) -> list[Entry]:
+        """All cubin files of the folder, by name."""
+        try:
+            if not self._is_usable():
+                return []
+            paths = sorted(path for path in self.folder.iterdir() if _CUBIN_NAME.fullmatch(path.name))
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            self._warn_of_memory(e)
+            return []
+        return [Entry(path=path, size=path.lstat().st_size, metadata=self._metadata(path)) for path in paths]
+
+    def clear(self) -> tuple[int, int]:
+        """Removes the files that this package writes, and no others. Returns (files, bytes) removed.
+
+        Raises OSError where a file can't be removed.
+        """
+        if not self.folder.is_dir():
+            return 0, 0
+        ours = [path for path in self.folder.iterdir() if _OUR_NAME.fullmatch(path.name)]
+        size = sum(path.lstat().st_size for path in ours)
+        for path in ours:
+            path.unlink(missing_ok=True)
+        return len(ours), size
+
+    def _is_usable(self) -> bool:
+        """False, after one warning, if others could have put files here. Raises FileNotFoundError without a folder."""
+        if self.shipped:
+            return True
+        try:
+            _check_owner(self.folder.stat())
+        except PermissionError as e:
+            self._warn_of_memory(e)
+            return False
+        except NotADirectoryError:
+            return False  # `put` says so
+        return True
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(self.folder.stat())
+
+    def _read(self, path: pathlib.Path, size: int = -1) -> bytes:
+        """Content of a regular file that nobody but its trusted owner could have written."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last for a pipe of that name
+        with os.fdopen(os.open(path, flags), "rb") as stream:
+            status = os.fstat(stream.fileno())  # of what is open, whatever happens to the name
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedCubinError("is no regular file")
+            if not self.shipped:
+                _check_owner(status)
+            return stream.read(size)
+
+    def _metadata(self, path: pathlib.Path) -> dict[str, Any] | None:
+        try:
+            return read_metadata(self._read(path, _METADATA_BYTES))
+        except (OSError, DamagedCubinError):
+            return None
+
+    def _warn_of_memory(self, error: Exception) -> None:
+        _warn_once(
+            self.folder,
+            f"the kernel cache {self.folder} is not used and kernels stay in memory: {_reason(error)}; "
+            f"{DIRECTORY_VARIABLE} names another directory",
+        )
+
+
+def user_store() -> Store:
+    """The user's own cache, where JAX_FA4_CACHE_DIR says, else where the platform keeps caches."""
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    if chosen:
+        return Store(folder=pathlib.Path(chosen).expanduser().absolute())
+    import platformdirs  # 20 ms that a chosen directory does not need
+
+    return Store(folder=platformdirs.user_cache_path("jax_fa4", appauthor=False))
+
+
+def shipped_store() -> Store:
+    """The cubins that came with the package; empty in a checkout."""
+    return Store(folder=pathlib.Path(__file__).parents[1] / "prebuilt", shipped=True)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    """Raises PermissionError if anybody but this user and root can write it."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"user {status.st_uid} owns it, this process runs as user {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"other users may write it, its mode is {stat.S_IMODE(status.st_mode):o} (chmod go-w)")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _warn_once(path: pathlib.Path, text: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

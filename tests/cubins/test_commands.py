@@ -1,0 +1,113 @@
+"""`python -m jax_fa4`."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jax_fa4 import __main__ as command
+from jax_fa4 import configs
+from jax_fa4.cubins import get, info, key, lookup
+
+
+@pytest.fixture
+def table(monkeypatch, config, other_config, stand_in):
+    """Two kernels in the table, and a compiler for them."""
+    monkeypatch.setattr(configs, "all_configs", lambda arch: (config, other_config), raising=False)
+    monkeypatch.setattr(lookup, "installed_compiler", stand_in.compiler)
+    return config, other_config
+
+
+def test_build_fills_the_cache(table, folder, capsys, stand_in):
+    assert command.main(["build", "--arch", "sm_90a"]) == 0
+    assert len(list(folder.glob("*.cubin"))) == 2
+    assert capsys.readouterr().out == f"2 kernels, 0.0 MB, in {folder}\n"
+
+
+def test_building_again_compiles_nothing(table, stand_in, forget):
+    for _ in range(2):
+        assert command.main(["build", "--arch", "sm_90a", "--arch", "sm_90a"]) == 0
+        forget()
+    assert stand_in.count == 2
+
+
+@pytest.mark.parametrize("option", [["--dtype", "float16"], ["--head-dim", "64"]], ids=" ".join)
+def test_build_can_be_narrowed(table, folder, option, other_config):
+    assert command.main(["build", "--arch", "sm_90a", *option]) == 0
+    assert len(list(folder.glob("*.cubin"))) == 1
+    assert lookup.stored(other_config) is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "sm_80"], "invalid choice: 'sm_80' (choose from "),
+        ([], "the following arguments are required: --arch"),
+        (["--arch", "sm_90a", "--dtype", "float64"], "--dtype: no kernel has float64 (choose from bfloat16, float16)"),
+        (["--arch", "sm_90a", "--head-dim", "72"], "--head-dim: no kernel has 72 (choose from 64, 128)"),
+        (["--arch", "sm_90a", "--jobs", "0"], "--jobs: must be at least 1, got 0"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_what_cannot_be_built_is_refused_with_the_choices(table, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit:
+        command.main(["build", *arguments])
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_build_fails_if_nothing_can_be_saved(table, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="Not a directory"):
+        assert command.main(["build", "--arch", "sm_90a"]) == 1
+    assert "2 kernels were compiled and not saved" in capsys.readouterr().err
+
+
+def test_build_writes_the_report(table, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "table", lambda cubins: f"{len(cubins)} rows\n")
+    assert command.main(["build", "--arch", "sm_90a", "--report", str(tmp_path / "report.txt")]) == 0
+    assert (tmp_path / "report.txt").read_text() == "2 rows\n"
+
+
+def test_info_lists_what_is_cached(config, stand_in, capsys, folder):
+    cubin = get(config, compiler=stand_in.compiler())
+    (folder / f"{'b' * 64}.cubin").touch()
+    assert command.main(["info"]) == 0
+    out = capsys.readouterr().out
+    size = sum(path.stat().st_size for path in folder.glob("*.cubin")) / 1e6
+    assert f"{folder}: 2 kernels, {size:.1f} MB" in out
+    assert f"{cubin.key[:12]}  sm_90a  {config!r}  nvidia-cutlass-dsl 4.8.1" in out
+    assert f"{'b' * 64}.cubin: unreadable" in out
+
+
+def test_info_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(info, "installed_dsl", lambda: None)
+    monkeypatch.setattr(info.launcher, "library", lambda: None)
+
+    def no_driver():
+        raise RuntimeError("there is no CUDA driver: libcuda\nmore")
+
+    monkeypatch.setattr(info, "open_driver", no_driver)
+    lines = dict(line.split("  ", 1) for line in info.describe().splitlines())
+    assert lines[key.DSL_PACKAGE].strip() == "not installed"
+    assert "missing" in info.describe()
+    assert "unusable: there is no CUDA driver: libcuda\n" in info.describe()
+
+
+def test_info_says_why_a_compiler_is_not_used(monkeypatch):
+    monkeypatch.setattr(info, "installed_dsl", lambda: "5.0.0")
+    assert "5.0.0 (unused: " in info.describe()
+
+
+def test_clear_cache_says_what_it_freed(config, stand_in, capsys, folder):
+    get(config, compiler=stand_in.compiler())
+    assert command.main(["clear-cache"]) == 0
+    assert capsys.readouterr().out == f"removed 2 files, 0.0 MB, from {folder}\n"
+    assert list(folder.iterdir()) == []
+
+
+def test_the_commands_run_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "jax_fa4", "clear-cache"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("removed 0 files")
