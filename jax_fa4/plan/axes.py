@@ -1,0 +1,61 @@
+"""Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
+
+k kv heads, t queries, s keys, g query heads of a kv head, d head dim of q and k, e head dim of v. Query heads in memory
+are kv heads and their groups side by side, so both together count as one axis there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jax_fa4.plan.expr import Expr, ExprLike, dim, lead
+from jax_fa4.spec import Layout
+
+__all__ = ["LSE", "SCALAR", "Axes", "key_axes", "query_axes", "value_axes"]
+
+
+class Axes(NamedTuple):
+    """Axes behind the batch axes: as the call sees them and, major to minor, as memory holds them."""
+
+    logical: str  # "k" first, as XLA's batch partitioner wants it; empty for a scalar, which has no batch axes either
+    memory: str
+
+    def layout(self, num_batch_axes: int) -> tuple[int, ...]:
+        """XLA's layout, minor to major."""
+        if not self.logical:
+            return ()
+        order = [*range(num_batch_axes), *(num_batch_axes + self.logical.index(axis) for axis in self.memory)]
+        return tuple(reversed(order))
+
+    def size(self, buffer: int, axis: str) -> Expr:
+        """Elements along one axis of a buffer that has these axes."""
+        return dim(buffer, self.logical.index(axis) - len(self.logical))
+
+    def batch(self, buffer: int) -> Expr:
+        """Product of the batch axes."""
+        return lead(buffer, len(self.logical))
+
+    def stride(self, buffer: int, axis: str) -> ExprLike:
+        """Elements from one index of `axis` to the next; the batch's stride is that of ""."""
+        inner = self.memory[self.memory.index(axis) + 1 :] if axis else self.memory
+        return math.prod((self.size(buffer, a) for a in inner), start=1)  # type: ignore[type-var]
+
+
+SCALAR = Axes("", "")
+LSE = Axes("kgt", "kgt")
+
+
+def query_axes(layout: Layout, head_dim: str = "d") -> Axes:
+    """Of q or, with "e", of out."""
+    return Axes("ktg" + head_dim, {"BTNH": "tkg", "BNTH": "kgt"}[layout] + head_dim)
+
+
+def key_axes(layout: Layout, head_dim: str = "d") -> Axes:
+    """Of k."""
+    return Axes("ks" + head_dim, {"BTNH": "sk", "BNTH": "ks"}[layout] + head_dim)
+
+
+def value_axes(layout: Layout) -> Axes:
+    """Of v."""
+    return key_axes(layout, "e")
