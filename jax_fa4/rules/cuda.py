@@ -19,7 +19,7 @@ from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_unsupported
 
-__all__ = ["blockwise_only", "forward_lowering"]
+__all__ = ["blockwise_only", "forward_lowering", "unless_kernel_asked"]
 
 Lowering = Callable[..., Any]
 
@@ -43,6 +43,18 @@ def forward_lowering(blockwise: Lowering) -> Lowering:
             return blockwise(ctx, *args, fields=fields, spec=spec)
         rule = clean(mlir.lower_fun(_forward, multiple_results=True))
         return rule(ctx, *args, fields=fields, spec=spec, target=target)
+
+    return lower
+
+
+def unless_kernel_asked(blockwise: Lowering) -> Lowering:
+    """The lowering of platforms that have no kernels."""
+
+    def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
+        if spec.implementation == "kernel":
+            platforms = " and ".join(ctx.module_context.platforms)
+            raise NotImplementedError(f"implementation='kernel' needs an NVIDIA GPU, this program is for {platforms}")
+        return blockwise(ctx, *args, spec=spec, **params)
 
     return lower
 

@@ -13,7 +13,7 @@ from jax_fa4 import blockwise
 from jax_fa4.operands import Operands
 from jax_fa4.rules.backward import tangent_p
 from jax_fa4.rules.batching import batched_spec, lead
-from jax_fa4.rules.cuda import forward_lowering
+from jax_fa4.rules.cuda import forward_lowering, unless_kernel_asked
 from jax_fa4.rules.derivatives import dense, jitted, no_tangent
 from jax_fa4.rules.pack import ALWAYS_LINEAR, DIFFERENTIABLE, pack, unpack
 from jax_fa4.rules.sharding import check_varying, clean, lse_aval, out_aval, promote, spread_kv_heads
@@ -83,8 +83,9 @@ def _attach_batching_rule(axis_data, args, dims, *, fields, spec):
     return attach_p.bind(*args, fields=fields, spec=batched_spec(spec, fields, args)), [0, 0]
 
 
-_default_lowering = clean(mlir.lower_fun(_implementation, multiple_results=True))
-_cuda_lowering = forward_lowering(_default_lowering)
+_blockwise_lowering = clean(mlir.lower_fun(_implementation, multiple_results=True))
+_cuda_lowering = forward_lowering(_blockwise_lowering)
+_default_lowering = unless_kernel_asked(_blockwise_lowering)
 
 forward_p = Primitive("jax_fa4_forward")
 forward_p.multiple_results = True
