@@ -12,7 +12,7 @@ from jax_fa4 import launcher
 from jax_fa4.cubins.cubin import Cubin
 from jax_fa4.cubins.driver import check, devices, open_driver
 
-__all__ = ["load"]
+__all__ = ["load", "register"]
 
 _handles: dict[str, int] = {}  # CUkernel by key; a library stays loaded as long as the process
 _one_at_a_time = threading.Lock()
@@ -31,6 +31,23 @@ def load(cubin: Cubin) -> int:
                 launcher.register_kernel(cubin.key, handle)
                 _handles[cubin.key] = handle
     return _handles[cubin.key]
+
+
+def register(cubin: Cubin) -> bool:
+    """Loads the kernel if this process has a device for it, so that the C++ library can launch it.
+
+    A program may be lowered for a device of another machine: then nothing happens, and the result is False.
+    """
+    if cubin.key in _handles:
+        return True
+    try:
+        present = devices(open_driver())
+    except RuntimeError:
+        return False
+    if not any(device.arch == cubin.arch.rstrip("af") for device in present):
+        return False
+    load(cubin)
+    return True
 
 
 def _load(driver: Any, cubin: Cubin) -> int:
