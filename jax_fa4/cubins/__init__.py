@@ -1,4 +1,4 @@
-"""Kernel binaries: built from a config, cached on disk, checked against launch plans, loaded once per process."""
+"""Kernel binaries: built from a config, cached on disk, checked against launch plans, handed to the launcher."""
 
 from jax_fa4.cubins.cubin import Cubin, DamagedCubinError, Param
 from jax_fa4.cubins.load import register
