@@ -16,9 +16,7 @@ __all__ = ["ARCHS", "ENVIRONMENT_VARIABLE", "asked_archs", "export_disabled_chec
 ARCHS = ("sm_90a", "sm_100a")  # Hopper, Blackwell; "a": code that uses wgmma or tcgen05 runs on this architecture alone
 ENVIRONMENT_VARIABLE = "JAX_FA4_ARCH"
 
-_chosen = jax.make_user_context(
-    default_value=None
-)  # part of JAX's cache keys, so that no other choice's program is reused
+_chosen = jax.make_user_context(default_value=None)  # in JAX's cache keys: another choice's program is not reused
 
 
 def export_disabled_checks() -> list[DisabledSafetyCheck]:
@@ -40,14 +38,14 @@ def export_disabled_checks() -> list[DisabledSafetyCheck]:
 def target_arch(*archs: str) -> Iterator[None]:
     """Within it, programs that are lowered for a GPU without a device at hand get cubins for `archs`.
 
-    Names are "sm_90a" and "sm_100a". The environment variable JAX_FA4_ARCH (names with commas between) says the same for a
+    Names are "sm_90a" and "sm_100a". The environment variable JAX_FA4_ARCH (names with commas between) says it for a
     whole process; without both it is all that have kernels.
 
     Example:
       >>> import jax_fa4
-      >>> with jax_fa4.target_arch("sm_90a"):
-      ...     ...  # jax.export.export(step, platforms=["cuda"], ...)(x)
-      Ellipsis
+      >>> with jax_fa4.target_arch("sm_90a"):  # around jax.export.export(step, platforms=["cuda"], ...)(x)
+      ...     jax_fa4.export.target_archs()
+      ('sm_90a',)
 
     Raises:
       ValueError: an unknown name, or none.
