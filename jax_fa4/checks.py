@@ -95,8 +95,7 @@ def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
         fail(ValueError, f"{k_name} must have {q_name}'s head_dim {q.shape[-1]}", k.shape[-1])
     q_heads, kv_heads = q.shape[-2], k.shape[-2]
     if q_heads % kv_heads if kv_heads else q_heads:
-        other = "BNTH" if layout == "BTNH" else "BTNH"
-        hint = f"layout={layout!r} reads {letters}; {other!r} is the other"
+        hint = f"layout={layout!r} means {letters}"
         fail(ValueError, f"{q_name} must have a multiple of {k_name}'s {kv_heads} heads", q_heads, hint)
 
 
