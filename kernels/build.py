@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_fa4.configs import KernelConfig
@@ -31,7 +31,7 @@ class Compiled:
 
 
 def compile_kernel(config: KernelConfig) -> Compiled:
-    """Compiles `config` with CuTe DSL, which is imported here for the first time. Takes seconds; leaves no files behind."""
+    """Compiles `config` with CuTe DSL, imported here for the first time. Takes seconds; leaves no files behind."""
     with _compiling, _environment("CUTE_DSL_ARCH", config.arch), tempfile.TemporaryDirectory() as folder:
         artifacts = _compile_forward_sm90(config, f"--keep-ptx --keep-cubin --dump-dir {folder}")
     ptx = artifacts.PTX
@@ -43,7 +43,7 @@ def compile_kernel(config: KernelConfig) -> Compiled:
     )
 
 
-def _compile_forward_sm90(config: KernelConfig, options: str):
+def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
 
@@ -53,7 +53,7 @@ def _compile_forward_sm90(config: KernelConfig, options: str):
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
 
-    def array(head_dim: int):
+    def array(head_dim: int) -> Any:
         seq, heads, batch = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
         aligned = 16 // config.element_bytes  # elements: TMA's strides are multiples of 16 bytes
         strides = (cute.sym_int64(divisibility=aligned) for _ in range(3))
@@ -65,7 +65,7 @@ def _compile_forward_sm90(config: KernelConfig, options: str):
             assumed_align=16,
         )
 
-    def pointer(dtype, present: bool = True):
+    def pointer(dtype: Any, present: bool = True) -> Any:
         return cute.runtime.nullptr(dtype, cute.AddressSpace.gmem) if present else None
 
     q, k = array(config.head_dim), array(config.head_dim)

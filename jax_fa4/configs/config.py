@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 
 __all__ = ["KernelConfig"]
 
@@ -17,11 +17,7 @@ SWIZZLE_BYTES = 128  # of one row of the widest shared memory atom
 MBARRIER_BYTES = 8
 REGISTER_STEP = 8  # setmaxnreg takes multiples of it
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
-PRODUCER_REGISTERS = {
-    1: 56,
-    2: 24,
-    3: 32,
-}  # by consumer warpgroups; what is left over is then a multiple of REGISTER_STEP
+PRODUCER_REGISTERS = {1: 56, 2: 24, 3: 32}  # a thread, by consumer warpgroups: the rest divides into REGISTER_STEPs
 OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics, descriptors, addresses, ring states
 
 
@@ -29,9 +25,9 @@ OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics
 class KernelConfig:
     """One compiled kernel; no length, batch, head count, scale or window value is part of it.
 
-    A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks over
-    key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. `has_left` and `has_right` say which
-    sides of the mask exist. Raises ValueError where shared memory, registers or an instruction's shape forbid the choice.
+    A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
+    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. `has_left` and `has_right`
+    say which sides of the mask exist. Raises ValueError where shared memory, registers or an instruction forbid it.
     """
 
     arch: str
@@ -65,8 +61,8 @@ class KernelConfig:
         needed = self.accumulator_registers + OTHER_REGISTERS
         if needed > self.consumer_registers:
             raise ValueError(
-                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim_v={self.head_dim_v} need {needed} registers a thread, "
-                f"{self.consumer_registers} exist"
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim_v={self.head_dim_v} need {needed} registers "
+                f"a thread, {self.consumer_registers} exist"
             )
 
     @property
@@ -141,7 +137,7 @@ class KernelConfig:
         """The kernel's parameters, in order."""
         columns = SWIZZLE_BYTES // self.element_bytes
 
-        def tensor_map(name, dims, rows) -> MapParam:
+        def tensor_map(name: str, dims: tuple[Extent, ...], rows: int) -> MapParam:
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=(columns, rows, 1, 1), swizzle=SWIZZLE_BYTES)
 
         windows = (("window_left", self.has_left), ("window_right", self.has_right))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-__all__ = ["KernelParam", "MapParam", "PointerParam", "ScalarParam"]
+__all__ = ["Extent", "KernelParam", "MapParam", "PointerParam", "ScalarParam"]
 
 Extent = Literal["head_dim", "head_dim_v", "q_len", "kv_len", "q_heads", "kv_heads", "batch"]
 
@@ -17,16 +17,16 @@ Extent = Literal["head_dim", "head_dim_v", "q_len", "kv_len", "q_heads", "kv_hea
 class MapParam:
     """A tiled CUtensorMap over one array, passed by value.
 
-    Strides follow from the array's layout in memory: dims[0] is contiguous, the others are multiples of 16 bytes. Element
-    strides are all 1, interleave is none, and elements outside the array read as zero (CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE).
+    Strides follow from the array's layout in memory: dims[0] is contiguous, the others are multiples of 16 bytes.
+    Element strides are 1, interleave is none; elements outside read as zero (CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE).
     """
 
-    name: Literal["q", "k", "v", "out"]
+    name: str  # q, k, v or out
     dtype: str  # numpy's name
     dims: tuple[Extent, ...]  # innermost first; batch is the product of all leading axes
     box: tuple[int, ...]  # elements a copy moves, innermost first
-    swizzle: Literal[0, 32, 64, 128]  # bytes
-    l2_promotion: Literal[0, 64, 128, 256] = 128  # bytes
+    swizzle: int  # bytes: 0, 32, 64 or 128
+    l2_promotion: int = 128  # bytes: 0, 64, 128 or 256
     size: int = 128
     align: int = 64
 
@@ -35,8 +35,8 @@ class MapParam:
 class PointerParam:
     """The address of an array in device memory, which is row-major."""
 
-    name: Literal["lse", "softmax_scale", "window_left", "window_right"]
-    dtype: Literal["float32", "int32"]
+    name: str  # lse, softmax_scale, window_left or window_right
+    dtype: str  # float32 or int32
     dims: tuple[Extent, ...] = ()  # outermost first; none: one element
     size: int = 8
     align: int = 8

@@ -1,4 +1,7 @@
-"""Barriers as data: an edge is a ring of slots between a TMA producer and consumer warps, with a full and an empty barrier a slot."""
+"""Barriers as data: an edge is a ring of slots between a TMA producer and consumer warps.
+
+Each slot has a full and an empty mbarrier; in shared memory an edge's full ones come first.
+"""
 
 import dataclasses
 import enum
@@ -28,7 +31,7 @@ class Edge:
 
 
 def make_pipelines(edges: tuple[Edge, ...]) -> dict[str, tuple[pipeline.PipelineProducer, pipeline.PipelineConsumer]]:
-    """Initialises the barriers of all edges and returns each one's two ends by name. Every thread of the CTA calls it."""
+    """Initialises all barriers and returns each edge's two ends by name. Every thread of the CTA calls it."""
     smem = cutlass.memory.SmemAllocator()
     ends = {}
     for edge in edges:

@@ -4,9 +4,8 @@ import dataclasses
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32
 
-from .seqlen import Sequence
+from .seqlen import Index, Sequence
 
 __all__ = ["Bounds", "Span", "Visit"]
 
@@ -14,20 +13,20 @@ __all__ = ["Bounds", "Span", "Visit"]
 class Span(NamedTuple):
     """A run of key blocks with one kind of mask, visited from `first` downwards."""
 
-    first: Int32
-    count: Int32  # not positive: the span is empty
+    first: Index
+    num_n_blocks: Index  # not positive: the span is empty
     right: bool  # some query of the tile may not see the block's last keys
     left: bool  # ... its first keys
 
 
 class Visit(NamedTuple):
-    """Key blocks in the order of visiting: descending from `first`, `count` in all (0: no query sees a key).
+    """Key blocks in the order of visiting: descending from `first`, `num_n_blocks` in all (0: no query sees a key).
 
     Block `first` may be cut by any edge; `spans` are what follows it: right edge, middle, left edge.
     """
 
-    first: Int32
-    count: Int32
+    first: Index
+    num_n_blocks: Index
     spans: tuple[Span, ...]
 
 
@@ -40,7 +39,7 @@ class Bounds:
     has_left: bool
     has_right: bool
 
-    def visit(self, m_block, seq: Sequence) -> Visit:
+    def visit(self, m_block: Index, seq: Sequence) -> Visit:
         """Blocks that queries [m_block * tile_m, ...) of `seq` see. The tile has at least one query."""
         first_row = m_block * self.tile_m
         last_row = cutlass.min(first_row + self.tile_m, seq.q_len) - 1
@@ -64,10 +63,10 @@ class Bounds:
             spans.append(Span(middle_begin - 1, middle_begin - begin, right=False, left=True))
         return Visit(first, end - begin, tuple(spans))
 
-    def _blocks_down(self, keys):
+    def _blocks_down(self, keys: Index) -> Index:
         """Whole blocks in `keys` keys."""
         return cutlass.max(keys, 0) // self.tile_n
 
-    def _blocks_up(self, keys):
+    def _blocks_up(self, keys: Index) -> Index:
         """Blocks that hold `keys` keys."""
         return (cutlass.max(keys, 0) + (self.tile_n - 1)) // self.tile_n

@@ -12,7 +12,7 @@ __all__ = ["Place", "hide"]
 
 
 class Place(NamedTuple):
-    """Where a thread's scores lie in the tile of scores: element (r, c) is query rows[r], column first_column + columns[c]."""
+    """Where a thread's scores lie: element (r, c) is query rows[r], key first_column + columns[c] of the block."""
 
     rows: tuple[Int32, ...]  # query indices
     first_column: Int32  # key index relative to the block's first key

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Uint32
 
+from .seqlen import Index
+
 __all__ = ["Grid", "SingleTile", "Tile"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
@@ -14,28 +16,28 @@ L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 
 class Grid(NamedTuple):
     """Extents of a call. q_heads is a multiple of kv_heads, and no extent but kv_len is 0 in a launched grid."""
 
-    q_len: Int32
-    kv_len: Int32
-    q_heads: Int32
-    kv_heads: Int32
-    batch: Int32
+    q_len: Index
+    kv_len: Index
+    q_heads: Index
+    kv_heads: Index
+    batch: Index
 
 
 class Tile(NamedTuple):
     """Queries [m_block * tile_m, (m_block + 1) * tile_m) of one head."""
 
-    m_block: Int32
-    q_head: Int32
-    kv_head: Int32
-    batch: Int32
+    m_block: Index
+    q_head: Index
+    kv_head: Index
+    batch: Index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SingleTile:
     """One tile a CTA; the grid's x extent is ceil(q_len / tile_m) * q_heads * batch, its y and z are 1.
 
-    Plain order: m_block runs fastest, then the query heads of a kv head, kv heads, batch: CTAs that run at the same time
-    share K and V. Longest first: heads are cut into sections whose K and V fit in L2; within a section the last, longest
+    Plain order: m_block runs fastest, then the query heads of a kv head, kv heads, batch: CTAs that run together share
+    K and V. Longest first: heads are cut into sections whose K and V fit in L2; within a section the last, longest
     m_blocks of all its heads come first, and the query heads of a kv head are neighbours.
     """
 
@@ -43,7 +45,7 @@ class SingleTile:
     kv_bytes: int  # of one key and its value
     longest_first: bool
 
-    def tile(self, index, grid: Grid) -> Tile:
+    def tile(self, index: Index, grid: Grid) -> Tile:
         """The tile of CTA `index`."""
         group = _quotient(grid.q_heads, grid.kv_heads)
         m_blocks = (grid.q_len + (self.tile_m - 1)) // self.tile_m
@@ -59,19 +61,19 @@ class SingleTile:
         step, head = _divmod(rest, heads_here)
         return self._at(m_blocks - 1 - step, first_head * group + head, group, grid)
 
-    def _at(self, m_block, head, group, grid: Grid) -> Tile:
+    def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> Tile:
         """`head` counts the query heads of all batch entries."""
         batch, q_head = _divmod(head, grid.q_heads)
         return Tile(m_block, q_head, _quotient(q_head, group), batch)
 
 
-def _quotient(a, b):
+def _quotient(a: Index, b: Index) -> Index:
     """a // b of numbers that are not negative: a kernel divides them unsigned, which is cheaper."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     return Int32(Uint32(a) // Uint32(b))
 
 
-def _divmod(a, b):
+def _divmod(a: Index, b: Index) -> tuple[Index, Index]:
     quotient = _quotient(a, b)
     return quotient, a - quotient * b

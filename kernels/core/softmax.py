@@ -5,8 +5,8 @@
     row_sum      = sum over keys of p                              of the thread's own columns until `finish`
     lse          = (row_max_log2 + log2(row_sum)) * ln(2)
 
-A row with no visible key so far has row_max_log2 = -inf and row_sum = 0; 0 takes the maximum's place in the difference, so
-that no inf - inf arises.
+A row with no visible key so far has row_max_log2 = -inf and row_sum = 0; 0 takes the maximum's place in the difference,
+so that no inf - inf arises.
 """
 
 import math
@@ -16,12 +16,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-__all__ = ["Softmax"]
+__all__ = ["Softmax", "scale_log2"]
 
 LN_2 = math.log(2.0)
 LOG2_E = math.log2(math.e)
 ROW_THREADS = 4  # neighbouring threads that share a row of an accumulator
-SMALLEST_NORMAL = 2.0**-126  # float32
+TINY_SCALE = 2.0**-100  # stands for 0: scores vanish against it, but a hidden score stays -inf where -inf * 0 is NaN
+
+
+def scale_log2(softmax_scale: Float32) -> Float32:
+    """|softmax_scale| * log2(e), never 0. A kernel negates its scores where softmax_scale is negative."""
+    magnitude = cutlass.max(softmax_scale, -softmax_scale)
+    return Float32(cutlass.select_(softmax_scale == 0.0, Float32(TINY_SCALE), magnitude)) * LOG2_E
 
 
 class Softmax(NamedTuple):

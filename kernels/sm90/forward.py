@@ -1,7 +1,7 @@
 """Hopper forward: a producer warp streams K and V past consumer warpgroups that hold 64 query rows each.
 
     load --q--> consume     gmem -TMA-> smem -wgmma-> registers -stmatrix-> smem -TMA-> gmem
-         --k-->             smem: Q tile_m x D (O leaves through it) | kv_stages x K tile_n x D | kv_stages x V tile_n x D
+         --k-->             smem: Q tile_m x D (O leaves through it) | kv_stages x K tile_n x D | kv_stages x V
          --v-->
 
     barrier   stages     arrives (count)        waits    true once it completes
@@ -18,10 +18,10 @@
     wg 0        | issues       | softmax n-1  | issues       |
     wg 1        | softmax n    | issues       | softmax n-1  |
 
-Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the second
-of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
+Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
+second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
-Parameters in order, as `KernelConfig.params` lists them (every tensor map: 128-byte CUtensorMap by value, swizzle 128 bytes,
+Parameters in order, as `KernelConfig.params` lists them (a map: 128-byte CUtensorMap by value, swizzle 128 bytes,
 innermost extent contiguous, strides of the others free, zero fill outside):
 
     q               map   (head_dim, q_len, q_heads, batch)      box (64, 64, 1, 1)
@@ -34,13 +34,13 @@ innermost extent contiguous, strides of the others free, zero fill outside):
     window_right    int32*    one element, >= 0; only with has_right
     q_len kv_len q_heads kv_heads batch    int32 each
 
-Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With kv_len = 0 the maps of k and v
-are not read.
+Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With kv_len = 0 nothing is
+copied through the maps of k and v.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -53,7 +53,7 @@ from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
-from ..core.softmax import LOG2_E, Softmax
+from ..core.softmax import Softmax, scale_log2
 from . import mma
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ __all__ = ["ForwardSm90"]
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 WARPGROUP_WARPS = 4
+BOTH_SIGNS = -0x7FFF8000  # 0x80008000: the sign bits of two 16-bit floats
 LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps only give their registers away
 
 
@@ -101,6 +102,14 @@ class Work(NamedTuple):
     tile: Tile
     seq: Sequence
     visit: Visit
+
+
+class Corner(NamedTuple):
+    """Where a block lies in an array."""
+
+    row: Int32  # of its first query or key
+    head: Int32
+    batch: Int32
 
 
 class Producers(NamedTuple):
@@ -165,7 +174,7 @@ class ForwardSm90:
         lse: cute.Pointer,
         scalars: Scalars,
         grid: Grid,
-    ):
+    ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
@@ -183,7 +192,7 @@ class ForwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, lse: cute.Pointer, scalars: Scalars, grid: Grid):
+    def kernel(self, maps: Maps, lse: cute.Pointer, scalars: Scalars, grid: Grid) -> None:
         # read first: these loads come back while the barriers are set up
         softmax_scale = _read(scalars.softmax_scale)
         window_left = _read(scalars.window_left) if scalars.window_left is not None else None
@@ -205,7 +214,7 @@ class ForwardSm90:
             cute.arch.setmaxregister_increase(self.config.consumer_registers)
             wg = warp_index // WARPGROUP_WARPS - 1
             consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
-            self.consume(maps, lse, smem, consumers, work, wg, softmax_scale * LOG2_E)
+            self.consume(maps, lse, smem, consumers, work, wg, softmax_scale)
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
@@ -219,24 +228,24 @@ class ForwardSm90:
         return Smem(q=q, k=k, v=v, v_transposed=cute.make_tensor(v.iterator, transposed.outer), out=q)
 
     @cute.jit
-    def load(self, maps: Maps, smem: Smem, pipes: Producers, work: Work):
+    def load(self, maps: Maps, smem: Smem, pipes: Producers, work: Work) -> None:
         """Waits: q.empty, k.empty, v.empty. Signals: q.full, k.full, v.full (TMA counts the bytes)."""
         for atom in maps:
             cpasync.prefetch_descriptor(atom)
         config, tile, visit = self.config, work.tile, work.visit
-        if visit.count > 0:
+        if visit.num_n_blocks > 0:
             slot = pipes.q.acquire_and_advance()
             for wg in cutlass.range_constexpr(config.warpgroups):
                 row = tile.m_block * config.tile_m + wg * WARPGROUP_ROWS
                 block = (WARPGROUP_ROWS, config.head_dim)
-                _fetch(maps.q, block, (row, tile.q_head, tile.batch), smem.q[None, None, wg], slot)
+                _fetch(maps.q, block, Corner(row, tile.q_head, tile.batch), smem.q[None, None, wg], slot)
 
             pipes = self.load_keys(maps, smem, pipes, tile, visit.first)
-            for i in cutlass.range(visit.count - 1, unroll=1):
+            for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
                 # K runs one block ahead of V, as the consumers ask for them
                 pipes = self.load_keys(maps, smem, pipes, tile, visit.first - 1 - i)
                 pipes = self.load_values(maps, smem, pipes, tile, visit.first - i)
-            pipes = self.load_values(maps, smem, pipes, tile, visit.first - (visit.count - 1))
+            pipes = self.load_values(maps, smem, pipes, tile, visit.first - (visit.num_n_blocks - 1))
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     @cute.jit
@@ -244,7 +253,7 @@ class ForwardSm90:
         """Waits: k.empty. Signals: k.full."""
         slot = pipes.k.acquire_and_advance()
         block = (self.config.tile_n, self.config.head_dim)
-        corner = (n_block * self.config.tile_n, tile.kv_head, tile.batch)
+        corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
         _fetch(maps.k, block, corner, smem.k[None, None, slot.index], slot)
         return pipes
 
@@ -253,7 +262,7 @@ class ForwardSm90:
         """Waits: v.empty. Signals: v.full."""
         slot = pipes.v.acquire_and_advance()
         block = (self.config.tile_n, self.config.head_dim_v)
-        corner = (n_block * self.config.tile_n, tile.kv_head, tile.batch)
+        corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
         _fetch(maps.v, block, corner, smem.v[None, None, slot.index], slot)
         return pipes
 
@@ -266,26 +275,28 @@ class ForwardSm90:
         pipes: Consumers,
         work: Work,
         wg: Int32,
-        scale_log2: Float32,
-    ):
+        softmax_scale: Float32,
+    ) -> None:
         """Waits: q.full, k.full, v.full, turn[wg], store[wg]. Signals: k.empty, v.empty, turn[wg+1], store[wg]."""
         first_row = work.tile.m_block * self.config.tile_m + wg * WARPGROUP_ROWS
-        fragments = self.fragments(smem, wg, first_row, scale_log2)
+        fragments = self.fragments(smem, wg, first_row, scale_log2(softmax_scale))
         fragments.out.fill(0.0)
         visit = work.visit
-        if visit.count > 0:
+        if visit.num_n_blocks > 0:
             if wg == self.config.warpgroups - 1:
                 self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
             pipes.q.wait_and_advance()  # the Q tile has landed
+            if softmax_scale < 0.0:
+                self.negate_q(smem, wg)
             pipes = self.first_step(fragments, pipes, work, wg)
             for span in visit.spans:
-                for i in cutlass.range(span.count, unroll=1):
+                for i in cutlass.range(span.num_n_blocks, unroll=1):
                     pipes = self.step(fragments, pipes, work, wg, span.first - i, span.right, span.left)
             pipes = self.last_step(fragments, pipes)
         self.finish(maps, lse, smem, fragments, work, wg, first_row)
 
-    def fragments(self, smem: Smem, wg: Int32, first_row: Int32, scale_log2: Float32) -> Fragments:
-        """Descriptors and registers of the calling thread; `first_row` is the warpgroup's first query."""
+    def fragments(self, smem: Smem, wg: Int32, first_row: Int32, scale: Float32) -> Fragments:
+        """Descriptors and registers of the calling thread; `first_row`: of the warpgroup; `scale`: scale_log2."""
         config = self.config
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         scores_mma = mma.scores_mma(self.dtype, config.tile_n)
@@ -305,8 +316,18 @@ class ForwardSm90:
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             out=cute.make_rmem_tensor(out_shape, Float32),
             place=mma.place(first_row, thread, config.tile_n),
-            softmax=Softmax.start(2, scale_log2),
+            softmax=Softmax.start(2, scale),
         )
+
+    @cute.jit
+    def negate_q(self, smem: Smem, wg: Int32) -> None:
+        """Flips the sign of the warpgroup's rows of Q: softmax takes maxima before it scales. Rare, so not unrolled."""
+        words = cute.recast_tensor(smem.q[None, None, wg], Int32)
+        for i in cutlass.range(cute.size(words) // WARPGROUP, unroll=1):
+            word = i * WARPGROUP + cute.arch.thread_idx()[0] % WARPGROUP
+            words[word] = words[word] ^ Int32(BOTH_SIGNS)
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
 
     @cute.jit
     def first_step(self, fragments: Fragments, pipes: Consumers, work: Work, wg: Int32) -> Consumers:
@@ -363,7 +384,8 @@ class ForwardSm90:
     def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
         """Starts S = Q K^T."""
         k = fragments.k[None, None, None, stage]
-        mma.batch(mma.scores_mma(self.dtype, self.config.tile_n), fragments.scores, fragments.q, k, accumulate=False)
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_n)
+        mma.batch(scores_mma, fragments.scores, fragments.q, k, accumulate=False)
 
     def issue_out(self, fragments: Fragments, stage: Int32) -> None:
         """Starts O += P V."""
@@ -397,7 +419,7 @@ class ForwardSm90:
         work: Work,
         wg: Int32,
         first_row: Int32,
-    ):
+    ) -> None:
         """Normalises O and stores it and lse. Waits: store[wg]. Signals: store[wg]."""
         factors, lses = fragments.softmax.finish()
         mma.scale_rows(fragments.out, factors)
@@ -405,7 +427,7 @@ class ForwardSm90:
         self.store_lse(lse, fragments, work, lses)
 
     @cute.jit
-    def store_out(self, maps: Maps, smem: Smem, fragments: Fragments, work: Work, wg: Int32, first_row: Int32):
+    def store_out(self, maps: Maps, smem: Smem, fragments: Fragments, work: Work, wg: Int32, first_row: Int32) -> None:
         """Registers -> the warpgroup's own rows of Q in smem -> global memory; rows past q_len are not written."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
@@ -420,13 +442,15 @@ class ForwardSm90:
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
         if thread // 32 == 0:
             block = (WARPGROUP_ROWS, self.config.head_dim_v)
-            source, destination = _partition(maps.out, block, (first_row, work.tile.q_head, work.tile.batch), target)
+            source, destination = _partition(
+                maps.out, block, Corner(first_row, work.tile.q_head, work.tile.batch), target
+            )
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go
 
     @cute.jit
-    def store_lse(self, lse: cute.Pointer, fragments: Fragments, work: Work, lses):
+    def store_lse(self, lse: cute.Pointer, fragments: Fragments, work: Work, lses: list[Float32]) -> None:
         """One thread of the four that share a row writes it."""
         place, tile, q_len = fragments.place, work.tile, work.seq.q_len
         if place.first_column == 0:
@@ -448,23 +472,24 @@ class ForwardSm90:
             cute.arch.barrier_arrive(barrier_id=NamedBarrierId.TURN + following, number_of_threads=2 * WARPGROUP)
 
 
-def _read(pointer: cute.Pointer):
+def _read(pointer: cute.Pointer) -> Float32 | Int32:
     """The one element at `pointer`."""
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
-def _partition(atom: cute.CopyAtom, block: tuple[int, int], corner, smem_tile: cute.Tensor):
-    """(tile in smem, its coordinates in the array): `corner` is (row, head, batch) of a block (rows, head_dim)."""
-    row, head, batch = corner
+def _partition(
+    atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, smem_tile: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """(tile in smem, its coordinates in the array) of a block (rows, head_dim)."""
     # tensor maps count from the innermost extent: head_dim, seq, heads, batch
     every = cute.make_identity_tensor((block[1], block[0], 1, 1))
-    shifted = cute.domain_offset((0, row, head, batch), every)
+    shifted = cute.domain_offset((0, *corner), every)
     coordinates = cute.make_tensor(shifted.iterator, cute.select(every.layout, [1, 0]))
     whole = cute.make_layout(1)
     return cpasync.tma_partition(atom, 0, whole, cute.group_modes(smem_tile, 0, 2), cute.group_modes(coordinates, 0, 2))
 
 
-def _fetch(atom: cute.CopyAtom, block: tuple[int, int], corner, smem_tile: cute.Tensor, slot) -> None:
+def _fetch(atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, smem_tile: cute.Tensor, slot: Any) -> None:
     """Starts the copy of one block into a slot."""
     destination, source = _partition(atom, block, corner, smem_tile)
     cute.copy(atom, source, destination, tma_bar_ptr=slot.barrier)

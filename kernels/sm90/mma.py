@@ -1,7 +1,7 @@
 """Hopper's matrix products: shared memory layouts, wgmma batches, and where a thread's accumulators lie."""
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Numeric
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..core.mask import Place
@@ -12,29 +12,29 @@ WARPGROUP_ROWS = 64
 K_EXTENT = 16  # of a 16-bit wgmma
 
 
-def k_major(dtype, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
+def k_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
     """(rows, columns, stages), columns contiguous: slabs of 128 bytes a row, swizzled, one slab behind the other."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
     return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
 
 
-def mn_major(dtype, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
+def mn_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
     """(columns, rows, stages): the same bytes as `k_major`, seen transposed."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, dtype)
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
 
 
-def scores_mma(dtype, tile_n: int) -> cute.TiledMma:
+def scores_mma(dtype: type[Numeric], tile_n: int) -> cute.TiledMma:
     """S [64, tile_n] = Q K^T of one warpgroup, both operands in shared memory."""
     return _mma(dtype, tile_n, warpgroup.OperandSource.SMEM, OperandMajorMode.K)
 
 
-def values_mma(dtype, head_dim_v: int) -> cute.TiledMma:
+def values_mma(dtype: type[Numeric], head_dim_v: int) -> cute.TiledMma:
     """O [64, head_dim_v] += P V of one warpgroup, P in registers."""
     return _mma(dtype, head_dim_v, warpgroup.OperandSource.RMEM, OperandMajorMode.MN)
 
 
-def _mma(dtype, n: int, a_source, b_major) -> cute.TiledMma:
+def _mma(dtype: type[Numeric], n: int, a_source: warpgroup.OperandSource, b_major: OperandMajorMode) -> cute.TiledMma:
     op = warpgroup.MmaF16BF16Op(dtype, Float32, (WARPGROUP_ROWS, n, K_EXTENT), a_source, OperandMajorMode.K, b_major)
     return cute.make_tiled_mma(op)
 
@@ -55,7 +55,7 @@ def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(acc.iterator, layout)
 
 
-def scale_rows(acc: cute.Tensor, factors) -> None:
+def scale_rows(acc: cute.Tensor, factors: cute.Tensor | list[Float32]) -> None:
     """Multiplies each row of an accumulator by its factor, in place."""
     elements = rows_and_columns(acc)
     for r in range(2):
@@ -64,7 +64,7 @@ def scale_rows(acc: cute.Tensor, factors) -> None:
 
 
 def place(first_row: Int32, thread: Int32, tile_n: int) -> Place:
-    """Where `thread` of a warpgroup whose rows start at query `first_row` has its elements (PTX ISA 9.7.15.5.1, D fragment)."""
+    """Where a thread of the warpgroup that starts at query `first_row` has its elements (PTX ISA, wgmma: matrix D)."""
     warp, lane = thread // 32, thread % 32
     row = first_row + warp * 16 + lane // 4
     columns = tuple(8 * block + pair for block in range(tile_n // 8) for pair in range(2))
