@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import errno
 import os
 import pathlib
 import re
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jax_fa4.cubins.cubin import Cubin, DamagedCubinError, read_metadata
+from jax_fa4.cubins.cubin import BadCubinError, Cubin, read_metadata
 
 __all__ = ["DIRECTORY_VARIABLE", "Entry", "Store", "shipped_store", "user_store"]
 
@@ -51,15 +51,17 @@ class Store:
         """The verified cubin of this key, or None."""
         path = self.folder / f"{key}.cubin"
         try:
-            if not self._is_usable():
-                return None
+            self._check_folder()
             cubin = Cubin.from_bytes(self._read(path))
             if cubin.key != key:
-                raise DamagedCubinError(f"holds the kernel of another key, {cubin.key}")
+                raise BadCubinError(f"it holds the kernel of another key, {cubin.key}")
         except FileNotFoundError:
             return None
-        except (OSError, DamagedCubinError) as e:
-            _warn_once(path, f"ignoring the cached kernel {path}: {_reason(e)}")
+        except OSError as e:
+            self._warn_of_memory(e)
+            return None
+        except BadCubinError as e:
+            _warn_once(path, f"ignoring the cached kernel {path}: {e}")
             return None
         return cubin
 
@@ -92,11 +94,10 @@ class Store:
         import filelock  # 30 ms that a warm cache never spends
 
         lock = filelock.FileLock(self.folder / f"{key}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
-        logging.getLogger("filelock").setLevel(logging.WARNING)
         try:
             self._make_folder()
             lock.acquire()
-        except (OSError, NotImplementedError) as e:
+        except (OSError, NotImplementedError) as e:  # the last from a file system that has no locks
             self._warn_of_memory(e)
         try:
             yield
@@ -106,8 +107,7 @@ class Store:
     def entries(self) -> list[Entry]:
         """All cubin files of the folder, by name."""
         try:
-            if not self._is_usable():
-                return []
+            self._check_folder()
             paths = sorted(path for path in self.folder.iterdir() if _CUBIN_NAME.fullmatch(path.name))
         except FileNotFoundError:
             return []
@@ -129,44 +129,35 @@ class Store:
             path.unlink(missing_ok=True)
         return len(ours), size
 
-    def _is_usable(self) -> bool:
-        """False, after one warning, if others could have put files here. Raises FileNotFoundError without a folder."""
-        if self.shipped:
-            return True
-        try:
-            _check_owner(self.folder.stat())
-        except PermissionError as e:
-            self._warn_of_memory(e)
-            return False
-        except NotADirectoryError:
-            return False  # `put` says so
-        return True
-
     def _make_folder(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(self.folder.stat())
+        self._check_folder()
+
+    def _check_folder(self) -> None:
+        """Raises OSError if it is absent, or if others could have put files there."""
+        if not self.shipped and (reason := _why_untrusted(self.folder.stat())):
+            raise PermissionError(errno.EPERM, reason)
 
     def _read(self, path: pathlib.Path, size: int = -1) -> bytes:
         """Content of a regular file that nobody but its trusted owner could have written."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last for a pipe of that name
-        with os.fdopen(os.open(path, flags), "rb") as stream:
-            status = os.fstat(stream.fileno())  # of what is open, whatever happens to the name
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedCubinError("is no regular file")
-            if not self.shipped:
-                _check_owner(status)
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BadCubinError("it is no regular file")
+        with path.open("rb") as stream:
+            if not self.shipped and (reason := _why_untrusted(os.fstat(stream.fileno()))):
+                raise BadCubinError(reason)
             return stream.read(size)
 
     def _metadata(self, path: pathlib.Path) -> dict[str, Any] | None:
         try:
             return read_metadata(self._read(path, _METADATA_BYTES))
-        except (OSError, DamagedCubinError):
+        except (OSError, BadCubinError):
             return None
 
     def _warn_of_memory(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or error
         _warn_once(
             self.folder,
-            f"the kernel cache {self.folder} is not used and kernels stay in memory: {_reason(error)}; "
+            f"kernels can't be kept in {self.folder} and stay in memory: {reason}; "
             f"{DIRECTORY_VARIABLE} names another directory",
         )
 
@@ -186,16 +177,13 @@ def shipped_store() -> Store:
     return Store(folder=pathlib.Path(__file__).parents[1] / "prebuilt", shipped=True)
 
 
-def _check_owner(status: os.stat_result) -> None:
-    """Raises PermissionError if anybody but this user and root can write it."""
+def _why_untrusted(status: os.stat_result) -> str | None:
+    """None if nobody but this user and root can write the file or folder, else who can."""
     if status.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"user {status.st_uid} owns it, this process runs as user {os.geteuid()}")
+        return f"user {status.st_uid} owns it, this process runs as user {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"other users may write it, its mode is {stat.S_IMODE(status.st_mode):o} (chmod go-w)")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+        return f"other users may write it, its mode is {stat.S_IMODE(status.st_mode):o} (chmod go-w)"
+    return None
 
 
 def _warn_once(path: pathlib.Path, text: str) -> None:

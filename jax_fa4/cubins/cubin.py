@@ -13,7 +13,7 @@ import struct
 import zlib
 from typing import Any, Literal
 
-__all__ = ["FORMAT_VERSION", "Cubin", "DamagedCubinError", "Param", "read_metadata"]
+__all__ = ["FORMAT_VERSION", "BadCubinError", "Cubin", "Param", "read_metadata"]
 
 MAGIC = b"JAXFA4\r\n"  # a text-mode copy changes it
 FORMAT_VERSION = 1
@@ -23,8 +23,8 @@ _LISTED = ("key", "recipe", "dsl_version", "arch", "config", "entry")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-class DamagedCubinError(ValueError):
-    """The bytes are not a cubin file that this version wrote; the message says what is wrong."""
+class BadCubinError(ValueError):
+    """A file that must not be run: damaged, of another version, from somebody else. The message says what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,15 @@ class Cubin:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cubin:
-        """Inverse of `to_bytes`. Raises DamagedCubinError unless every byte is as it was written."""
+        """Inverse of `to_bytes`. Raises BadCubinError unless every byte is as it was written."""
         metadata_size, ptx_size, image_size = _sizes(data)
         ptx_start = _HEADER.size + metadata_size
         image_start = ptx_start + ptx_size
         end = image_start + image_size
         if len(data) != end + _DIGEST_BYTES:
-            raise DamagedCubinError(f"has {len(data)} bytes, its header promises {end + _DIGEST_BYTES}")
+            raise BadCubinError(f"it has {len(data)} bytes, its header promises {end + _DIGEST_BYTES}")
         if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
-            raise DamagedCubinError("its checksum does not match")
+            raise BadCubinError("its checksum does not match")
         fields = json.loads(data[_HEADER.size : ptx_start])
         fields["params"] = tuple(Param(**p) for p in fields["params"])
         return cls(**fields, ptx_zlib=data[ptx_start:image_start], image=data[image_start:end])
@@ -87,27 +87,27 @@ class Cubin:
 def read_metadata(data: bytes) -> dict[str, Any]:
     """Metadata from the first bytes of a file, unverified: good for finding and listing, not for launching.
 
-    Raises DamagedCubinError where even the metadata can't be read.
+    Raises BadCubinError where even the metadata can't be read.
     """
     metadata_size, _, _ = _sizes(data)
     try:
         record = json.loads(data[_HEADER.size : _HEADER.size + metadata_size])
     except ValueError as e:
-        raise DamagedCubinError(f"its metadata is no JSON: {e}") from None
+        raise BadCubinError(f"its metadata is no JSON: {e}") from None
     if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in _LISTED):
-        raise DamagedCubinError(f"its metadata lacks one of {', '.join(_LISTED)}")
+        raise BadCubinError(f"its metadata lacks one of {', '.join(_LISTED)}")
     return record
 
 
 def _sizes(data: bytes) -> tuple[int, int, int]:
     """Sizes of metadata, PTX and image, from a header that is ours and of this version."""
     if len(data) < _HEADER.size:
-        raise DamagedCubinError(f"has {len(data)} bytes, its header alone takes {_HEADER.size}")
+        raise BadCubinError(f"it has {len(data)} bytes, its header alone takes {_HEADER.size}")
     magic, version, metadata_size, ptx_size, image_size = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise DamagedCubinError("is no cubin file of jax_fa4")
+        raise BadCubinError("it is no cubin file of jax_fa4")
     if version != FORMAT_VERSION:
-        raise DamagedCubinError(f"has format version {version}, this is version {FORMAT_VERSION}")
+        raise BadCubinError(f"it has format version {version}, this is version {FORMAT_VERSION}")
     if metadata_size > _MAX_METADATA:
-        raise DamagedCubinError(f"its header promises {metadata_size} bytes of metadata")
+        raise BadCubinError(f"its header promises {metadata_size} bytes of metadata")
     return metadata_size, ptx_size, image_size

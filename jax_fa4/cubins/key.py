@@ -25,6 +25,7 @@ __all__ = [
     "key_of",
     "recipe_of",
     "sources_digest",
+    "sources_have_changed",
     "why_dsl_unusable",
 ]
 
@@ -46,6 +47,15 @@ def key_of(recipe: str, dsl_version: str) -> str:
 @functools.cache
 def sources_digest() -> str:
     """Hash over names and bytes of every Python file of `jax_fa4.kernels`; read once per process."""
+    return _digest_of_sources()
+
+
+def sources_have_changed() -> bool:
+    """Whether somebody has edited a kernel since `sources_digest` was taken, so that what is compiled may be newer."""
+    return _digest_of_sources() != sources_digest()
+
+
+def _digest_of_sources() -> str:
     spec = importlib.util.find_spec("jax_fa4.kernels")
     folders = spec.submodule_search_locations if spec else None
     assert folders, "jax_fa4.kernels is part of every installation"

@@ -8,7 +8,7 @@ from typing import Any
 from jax_fa4.cubins import cache
 from jax_fa4.cubins.build import Compiler, build, installed_compiler
 from jax_fa4.cubins.cubin import Cubin
-from jax_fa4.cubins.key import key_of, recipe_of, why_dsl_unusable
+from jax_fa4.cubins.key import key_of, recipe_of, sources_have_changed, why_dsl_unusable
 
 __all__ = ["get", "stored"]
 
@@ -55,7 +55,8 @@ def _get(config: Any, recipe: str, compiler: Compiler) -> Cubin:
         cubin = store.get(key)  # whoever held the lock before us may have built it
         if cubin is None:
             cubin = build(config, recipe, compiler)
-            store.put(cubin)
+            if not sources_have_changed():  # else it may be the kernel of another recipe
+                store.put(cubin)
     return cubin
 
 

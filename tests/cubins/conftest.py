@@ -7,7 +7,7 @@ import pytest
 
 from jax_fa4.configs import MapParam, PointerParam
 from jax_fa4.configs.sm90 import forward
-from jax_fa4.cubins import build, cache, lookup
+from jax_fa4.cubins import build, cache, key, lookup
 from jax_fa4.spec import AttentionSpec
 
 DECLARATIONS = {
@@ -52,6 +52,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(lookup, "_memory", {})
     monkeypatch.setattr(cache, "_warned", set())
+    key.sources_digest.cache_clear()  # a kernel may have been edited since the tests began
     return tmp_path / "cache"
 
 

@@ -139,7 +139,7 @@ def test_a_place_that_cannot_be_a_folder_costs_one_warning(cubin, tmp_path):
     (tmp_path / "file").touch()
     store = Store(folder=tmp_path / "file" / "cache")
     with pytest.warns(
-        RuntimeWarning, match=f"{store.folder} is not used.*: Not a directory; JAX_FA4_CACHE_DIR"
+        RuntimeWarning, match=f"{store.folder} and stay in memory: Not a directory; JAX_FA4_CACHE_DIR"
     ) as warned:
         use(store, cubin)
     assert len(warned) == 1

@@ -81,3 +81,14 @@ def test_the_disassembler_reads_it(small):
     assert resources.count("FFMA") == 1
     assert 0 < resources.registers < 32
     assert resources.spill_loads == resources.spill_stores == resources.stack_bytes == 0
+
+
+def test_a_kernel_of_the_table_fits_its_config_and_leaves_nothing_behind(config, tmp_path, monkeypatch, capfd, folder):
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    cubin = get(config)
+    assert list(work.iterdir()) == []
+    assert capfd.readouterr().out == ""
+    assert [p.name for p in folder.glob("*.cubin")] == [f"{cubin.key}.cubin"]
+    assert (cubin.smem_bytes, cubin.threads) == (config.smem_bytes, config.threads)

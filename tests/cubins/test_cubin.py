@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jax_fa4.cubins import Cubin, DamagedCubinError
+from jax_fa4.cubins import BadCubinError, Cubin
 from jax_fa4.cubins.cubin import FORMAT_VERSION, read_metadata
 
 
@@ -24,23 +24,23 @@ def test_no_byte_can_change_unnoticed(cubin):
     data = cubin.to_bytes()
     for position in range(len(data)):
         damaged = data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :]
-        with pytest.raises(DamagedCubinError):
+        with pytest.raises(BadCubinError):
             Cubin.from_bytes(damaged)
 
 
 def test_no_part_can_be_cut_off_or_added(cubin):
     data = cubin.to_bytes()
     for length in range(len(data)):
-        with pytest.raises(DamagedCubinError):
+        with pytest.raises(BadCubinError):
             Cubin.from_bytes(data[:length])
-    with pytest.raises(DamagedCubinError, match=f"has {len(data) + 1} bytes, its header promises {len(data)}"):
+    with pytest.raises(BadCubinError, match=f"has {len(data) + 1} bytes, its header promises {len(data)}"):
         Cubin.from_bytes(data + b"\0")
 
 
 def test_another_format_version_is_named(cubin):
     data = bytearray(cubin.to_bytes())
     data[8] = FORMAT_VERSION + 1
-    with pytest.raises(DamagedCubinError, match=f"version {FORMAT_VERSION + 1}, this is version {FORMAT_VERSION}"):
+    with pytest.raises(BadCubinError, match=f"version {FORMAT_VERSION + 1}, this is version {FORMAT_VERSION}"):
         Cubin.from_bytes(bytes(data))
 
 
@@ -53,7 +53,7 @@ def test_a_listing_reads_the_metadata_alone(cubin):
 def test_a_listing_survives_any_metadata(cubin, metadata):
     header = bytearray(cubin.to_bytes()[:32])
     header[12:16] = len(metadata).to_bytes(4, "little")
-    with pytest.raises(DamagedCubinError):
+    with pytest.raises(BadCubinError):
         read_metadata(bytes(header) + metadata)
 
 

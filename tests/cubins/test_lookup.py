@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jax_fa4.cubins import cache, get, lookup
+from jax_fa4.cubins import cache, get, key, lookup
 from jax_fa4.cubins.build import Compiler
 from jax_fa4.cubins.cache import Store
 
@@ -128,6 +128,13 @@ def test_a_failure_is_not_remembered(config, stand_in):
     with pytest.raises(RuntimeError):
         get(config, compiler=Compiler(version="4.8.1", compile=refuse))
     assert get(config, compiler=stand_in.compiler()).config == repr(config)
+
+
+def test_a_kernel_edited_meanwhile_is_not_stored_under_the_old_name(config, stand_in, folder, monkeypatch):
+    assert key.sources_digest()
+    monkeypatch.setattr(key, "_digest_of_sources", lambda: "edited")
+    assert get(config, compiler=stand_in.compiler()).config == repr(config)
+    assert not list(folder.glob("*.cubin"))
 
 
 def test_a_kernel_that_does_not_fit_its_config_is_not_kept(config, other_config, stand_in, folder):
