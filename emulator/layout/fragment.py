@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Coordinates", "a_coordinates", "accumulator_coordinates", "gather", "scatter"]
+from jax_fa4.emulator.layout.matrix import K_BYTES
+
+__all__ = [
+    "Coordinates",
+    "a_coordinates",
+    "accumulator_coordinates",
+    "gather_a",
+    "gather_accumulator",
+    "scatter_accumulator",
+]
 
 ROWS = 64  # of one wgmma: 16 a warp
 WARPS, LANES = 4, 32
@@ -56,17 +65,30 @@ def a_coordinates(element_bytes: int) -> Coordinates:
     return _read_only(row, per_register * (lane % 4 + 4 * (register >> 1)) + element)
 
 
-def gather(
-    registers: npt.NDArray[np.uint32], coordinates: Coordinates, columns: int, bits: npt.DTypeLike
-) -> npt.NDArray:
-    """The matrix [64, columns] of element bit patterns (dtype `bits`) that a warpgroup's registers hold."""
-    matrix = np.empty((ROWS, columns), bits)
-    values = np.ascontiguousarray(registers).view(bits).reshape(coordinates.row.shape)
-    matrix[coordinates.row, coordinates.column] = values
-    return matrix
+@functools.cache
+def _places(kind: str, columns: int, element_bytes: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Flat matrix index of each register element, and the inverse."""
+    coordinates = a_coordinates(element_bytes) if kind == "a" else accumulator_coordinates(columns, element_bytes)
+    places = (coordinates.row * columns + coordinates.column).reshape(-1)
+    return places, np.argsort(places)
 
 
-def scatter(matrix: npt.NDArray, coordinates: Coordinates) -> npt.NDArray[np.uint32]:
-    """The inverse of `gather`: uint32 [warp, register, lane]."""
-    values = np.ascontiguousarray(matrix[coordinates.row, coordinates.column])
-    return values.view(np.uint32)[..., 0]
+def _gather(registers: npt.NDArray[np.uint32], kind: str, columns: int, bits: npt.DTypeLike) -> npt.NDArray:
+    values = np.ascontiguousarray(registers).reshape(-1).view(bits)
+    return values.take(_places(kind, columns, values.itemsize)[1]).reshape(ROWS, columns)
+
+
+def gather_accumulator(registers: npt.NDArray[np.uint32], n: int, bits: npt.DTypeLike) -> npt.NDArray:
+    """The matrix [64, n] of element bit patterns (dtype `bits`) that the fragments D of a warpgroup hold."""
+    return _gather(registers, "d", n, bits)
+
+
+def scatter_accumulator(matrix: npt.NDArray) -> npt.NDArray[np.uint32]:
+    """The inverse: uint32 [warp, register, lane] of a matrix [64, n]."""
+    places, _ = _places("d", matrix.shape[1], matrix.itemsize)
+    return np.ascontiguousarray(matrix).reshape(-1).take(places).view(np.uint32).reshape(WARPS, -1, LANES)
+
+
+def gather_a(registers: npt.NDArray[np.uint32], bits: npt.DTypeLike) -> npt.NDArray:
+    """The matrix [64, K] of element bit patterns (dtype `bits`) that the fragments A of a warpgroup hold."""
+    return _gather(registers, "a", K_BYTES // np.dtype(bits).itemsize, bits)

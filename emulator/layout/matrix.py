@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_fa4.emulator.layout import swizzle
 from jax_fa4.emulator.layout.swizzle import Addresses, Swizzle
 
-__all__ = ["K_BYTES", "MatrixDescriptor", "decode_tcgen05", "decode_wgmma", "element_addresses"]
+__all__ = ["K_BYTES", "Access", "MatrixDescriptor", "access", "decode_tcgen05", "decode_wgmma", "element_addresses"]
 
 K_BYTES = 32  # of K that one wgmma or tcgen05.mma reads, whatever the element type
 
@@ -111,3 +112,22 @@ def element_addresses(descriptor: MatrixDescriptor, *, rows: int, element_bytes:
     addresses = descriptor.swizzle(descriptor.start + walk(descriptor, x, k, element_bytes))
     addresses.flags.writeable = False
     return addresses
+
+
+class Access(NamedTuple):
+    """What an MMA reads of a matrix, ready for indexing."""
+
+    elements: Addresses  # [rows, 32 / element_bytes]: numbers of elements, counted from the start of shared memory
+    words: Addresses  # the 32-bit words touched, ascending, each once
+    first_byte: int
+    end_byte: int
+
+
+@functools.lru_cache(maxsize=1024)
+def access(descriptor: MatrixDescriptor, *, rows: int, element_bytes: int, mn_major: bool) -> Access:
+    """The elements of one operand and the memory that they cover. Raises ValueError as `element_addresses`."""
+    addresses = element_addresses(descriptor, rows=rows, element_bytes=element_bytes, mn_major=mn_major)
+    words = np.unique(addresses >> 2)
+    for array in (elements := addresses // element_bytes, words):
+        array.flags.writeable = False
+    return Access(elements, words, int(words[0]) << 2, int(words[-1] + 1) << 2)

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BF16", "E4M3", "E5M2", "F16", "F32", "FORMATS", "S8", "TF32", "U8", "Format"]
+__all__ = ["BF16", "E4M3", "E5M2", "F16", "F32", "FORMATS", "S8", "TF32", "U8", "Format", "encode_bf16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,3 +62,10 @@ E5M2 = Format(name="e5m2", element_bytes=1, min_exponent=-14)
 S8 = Format(name="s8", element_bytes=1, is_integer=True)
 U8 = Format(name="u8", element_bytes=1, is_integer=True)
 FORMATS = {f.name: f for f in (F32, TF32, BF16, F16, E4M3, E5M2, S8, U8)}
+
+
+def encode_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Bit patterns of the nearest bfloat16, ties to even; NaN becomes 0x7FFF."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)

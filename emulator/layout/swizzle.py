@@ -54,3 +54,18 @@ B128 = Swizzle(span_bytes=128, bits=3)
 B128_ATOM_32B = Swizzle(span_bytes=128, bits=2, base=5)
 B128_ATOM_32B_FLIP_8B = Swizzle(span_bytes=128, bits=2, base=5, flips_8_bytes=True)
 B128_ATOM_64B = Swizzle(span_bytes=128, bits=1, base=6)
+
+BY_NAME = {
+    "none": NONE,
+    "32B": B32,
+    "64B": B64,
+    "128B": B128,
+    "128B_ATOM_32B": B128_ATOM_32B,
+    "128B_ATOM_32B_FLIP_8B": B128_ATOM_32B_FLIP_8B,
+    "128B_ATOM_64B": B128_ATOM_64B,
+}
+
+
+def by_name(name: str) -> Swizzle:
+    """The mode that a launch names."""
+    return BY_NAME[name]

@@ -10,12 +10,11 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from jax_fa4.emulator.layout import swizzle
 from jax_fa4.emulator.layout.swizzle import Addresses, Swizzle
 
-__all__ = ["ELEMENT_BYTES", "Box", "TensorMap"]
+__all__ = ["ELEMENT_BYTES", "Clip", "TensorMap"]
 
 ELEMENT_BYTES = {
     "u8": 1, "u16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4,
@@ -24,13 +23,17 @@ FLOATS = ("f16", "bf16", "f32", "f64", "tf32")
 FILL_BYTES = {1: 0x00, 2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
 MAX_BOX, MAX_ELEMENT_STRIDE = 256, 8
 MAX_STRIDE = 1 << 40
+UNIT_BYTES = 8
+PERIOD = 1024  # bytes after which every swizzle repeats
 
 
-class Box(NamedTuple):
-    """One copy between global memory and a box in shared memory; arrays have the shape of the box, outermost first."""
+class Clip(NamedTuple):
+    """The part of a box that lies inside the tensor, and where it is in global memory."""
 
-    inside: npt.NDArray[np.bool_]  # the element exists in the tensor
-    offsets: npt.NDArray[np.int64]  # bytes from the tensor's first element; meaningless where not inside
+    inside: tuple[slice, ...]  # of the box, outermost first
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes
+    address: int  # of its first element
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,31 +110,36 @@ class TensorMap:
         """Bit pattern of the elements that loads find outside the tensor."""
         return FILL_BYTES[self.element_bytes] if self.fills_nan else 0
 
-    def box_at(self, coordinates: tuple[int, ...]) -> Box:
-        """The elements of the box that starts at `coordinates`, which may be negative or beyond the tensor."""
-        inside = np.ones((1,) * self.rank, bool)
-        offsets = np.zeros((1,) * self.rank, np.int64)
+    def clip(self, coordinates: tuple[int, ...]) -> Clip | None:
+        """The elements inside the tensor of the box that starts at `coordinates`, anywhere; None if there are none."""
         steps = (1, *self.element_strides[1:])
-        for axis, (start, step, dim) in enumerate(zip(coordinates, steps, self.dims, strict=True)):
-            count = self.box_shape[self.rank - 1 - axis]
-            shape = tuple(count if i == self.rank - 1 - axis else 1 for i in range(self.rank))
-            along = (start + step * np.arange(count, dtype=np.int64)).reshape(shape)
-            inside = inside & (along >= 0) & (along < dim)
-            offsets = offsets + along * (self.strides[axis - 1] if axis else self.element_bytes)
-        return Box(np.broadcast_to(inside, self.box_shape), offsets)
+        strides = (self.element_bytes, *self.strides)
+        inside, address = [], self.address
+        for start, step, dim, count, stride in zip(
+            coordinates, steps, self.dims, self.box_shape[::-1], strides, strict=True
+        ):
+            first = max(0, -(start // step))  # the least i with start + i * step >= 0
+            end = min(count, -((start - dim) // step))  # the least i with start + i * step >= dim
+            if first >= end:
+                return None
+            inside.append(slice(first, end))
+            address += (start + first * step) * stride
+        return Clip(
+            tuple(inside[::-1]),
+            tuple(part.stop - part.start for part in inside[::-1]),
+            tuple(step * stride for step, stride in zip(steps, strides, strict=True))[::-1],
+            address,
+        )
 
-    def chunk_addresses(self, start: int) -> Addresses:
-        """Where the 16-byte pieces of a box at shared offset `start` lie, in the box's order: int64 [box_bytes / 16].
+    def units(self, start: int) -> Addresses:
+        """Where a box at shared offset `start` lies: numbers of 8-byte units, in the order of the box's bytes.
 
-        For the one mode that moves 8-byte pieces use `byte_addresses`.
+        No swizzle moves less than that.
         """
-        return _chunks(self.box_bytes, start % 1024, self.swizzle) + (start - start % 1024)
-
-    def byte_addresses(self, start: int) -> Addresses:
-        """Where every byte of a box at shared offset `start` lies, in the order of the box: int64 [box_bytes]."""
-        return self.swizzle(start + np.arange(self.box_bytes, dtype=np.int64))
+        base = start % PERIOD
+        return _units(self.box_bytes, base, self.swizzle) + (start - base) // UNIT_BYTES
 
 
 @functools.lru_cache(maxsize=256)
-def _chunks(size: int, start: int, mode: Swizzle) -> Addresses:
-    return mode(start + np.arange(0, size, 16, dtype=np.int64))
+def _units(size: int, start: int, mode: Swizzle) -> Addresses:
+    return mode(start + np.arange(0, size, UNIT_BYTES, dtype=np.int64)) // UNIT_BYTES

@@ -67,14 +67,22 @@ def test_an_accumulator_packed_in_pairs_is_the_next_a():
 @pytest.mark.parametrize("bits", [np.uint16, np.uint32])
 def test_gather_and_scatter_are_inverse(bits):
     matrix = np.random.default_rng(0).integers(0, 2**16, (64, 48)).astype(bits)
-    coordinates = fragment.accumulator_coordinates(48, np.dtype(bits).itemsize)
-    registers = fragment.scatter(matrix, coordinates)
-    assert registers.shape == coordinates.row.shape[:3]
+    registers = fragment.scatter_accumulator(matrix)
+    assert registers.shape == fragment.accumulator_coordinates(48, np.dtype(bits).itemsize).row.shape[:3]
     assert registers.dtype == np.uint32
-    assert (fragment.gather(registers, coordinates, 48, bits) == matrix).all()
+    assert (fragment.gather_accumulator(registers, 48, bits) == matrix).all()
+
+
+@pytest.mark.parametrize("bits", [np.uint8, np.uint16, np.uint32])
+def test_a_is_gathered_by_its_coordinates(bits):
+    registers = np.random.default_rng(0).integers(0, 2**32, (4, 4, 32), dtype=np.uint32)
+    matrix = fragment.gather_a(registers, bits)
+    row, k = fragment.a_coordinates(matrix.itemsize)
+    for at in np.ndindex(row.shape):
+        assert matrix[row[at], k[at]] == registers[at[:3]] >> 8 * matrix.itemsize * at[3] & np.iinfo(bits).max
 
 
 def test_the_first_element_is_in_the_low_half():
     matrix = np.arange(64 * 16, dtype=np.uint16).reshape(64, 16)
-    registers = fragment.scatter(matrix, fragment.a_coordinates(2))
+    registers = fragment.scatter_accumulator(matrix)
     assert registers[0, 0, 0] == int(matrix[0, 0]) | int(matrix[0, 1]) << 16

@@ -67,7 +67,8 @@ def tile_by_tma(rows, columns, mode, element_bytes, start):
     addresses = np.empty((rows, columns), np.int64)
     for block in range(columns // width):
         box = TensorMap(address=0, dtype=dtype, dims=(width, rows), strides=(1024,), box=(width, rows), swizzle=mode)
-        pieces = box.byte_addresses(start + block * box.box_bytes)[::element_bytes]
+        units = 8 * box.units(start + block * box.box_bytes)[:, None]
+        pieces = (units + np.arange(0, 8, element_bytes)).ravel()
         addresses[:, block * width : (block + 1) * width] = pieces.reshape(rows, width)
     return addresses
 
@@ -107,7 +108,7 @@ def test_32_byte_atoms_serve_mn_major_words():
     box = TensorMap(
         address=0, dtype="tf32", dims=(width, 8), strides=(1024,), box=(width, 8), swizzle=swizzle.B128_ATOM_32B
     )
-    tile = box.byte_addresses(start)[::4].reshape(8, width)
+    tile = (8 * box.units(start)[:, None] + np.array([0, 4])).reshape(8, width)
     descriptor = matrix.decode_tcgen05(tcgen05_bits(start, 4096, 512, swizzle.B128_ATOM_32B))
     got = matrix.element_addresses(descriptor, rows=width, element_bytes=4, mn_major=True)
     assert got.shape == (width, k_elements)
