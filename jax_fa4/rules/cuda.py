@@ -80,7 +80,7 @@ def _target(ctx: Any) -> Target:
     """The architecture of the devices at hand; without one, or for export, what the user asked for."""
     module = ctx.module_context
     exports = module.lowering_parameters.for_export
-    backend = module.get_backend(optional=True)
+    backend = module.backend
     is_gpu = backend is not None and backend.platform in ("gpu", "cuda")
     if is_gpu and not (exports and export.asked_archs()):
         return Target((_arch_of(backend.devices()[0]),), exports)

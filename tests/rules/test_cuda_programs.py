@@ -1,0 +1,190 @@
+"""Programs that are lowered for a GPU: what they call, what XLA makes of them, and what a user is told."""
+
+import functools
+import importlib.util
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_fa4
+from jax_fa4 import cubins, launcher, support
+
+sys.path.insert(0, str(Path(__file__).parent))
+import h200
+
+pytestmark = [
+    pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("cutlass") is None, reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')"
+    ),
+]
+needs_plugin = pytest.mark.skipif(h200.why_absent() is not None, reason=str(h200.why_absent()))
+HALF = jnp.bfloat16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def compiled(f, *shapes, mesh=None, specs=None):
+    """Optimised HLO of `f` on H200s; every argument is bfloat16."""
+    mesh = mesh or h200.mesh()
+    specs = specs or [P()] * len(shapes)
+    args = [jax.ShapeDtypeStruct(s, HALF, sharding=NamedSharding(mesh, p)) for s, p in zip(shapes, specs, strict=True)]
+    return jax.jit(f).lower(*args).compile().as_text()
+
+
+def lowered(f, *shapes, dtype=HALF):
+    """StableHLO of `f` for cuda, where no device is at hand."""
+    args = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def calls(hlo):
+    """Results and operands of our custom calls, in HLO text."""
+    return re.findall(r"= \((.*?)\) custom-call\((.*?)\), custom_call_target=\"jax_fa4_launch_v1\"", hlo)
+
+
+Q, KV = (2, 200, 8, 64), (2, 333, 4, 64)
+causal = functools.partial(jax_fa4.attention, causal=True, implementation="kernel")
+
+
+@needs_plugin
+@pytest.mark.parametrize("layout", ["BTNH", "BNTH"])
+def test_the_call_reads_the_users_arrays_as_they_lie_in_memory(layout):
+    q, kv = (s if layout == "BTNH" else (s[0], s[2], s[1], s[3]) for s in (Q, KV))
+    hlo = compiled(functools.partial(causal, layout=layout), q, kv, kv)
+    assert len(calls(hlo)) == 1
+    assert not re.search(r" (copy|transpose|fusion|convert)\(", hlo), hlo
+
+
+@needs_plugin
+@pytest.mark.parametrize(
+    ("spec", "local"),
+    [
+        (P("d"), "bf16[2,4,200,2,64]"),
+        (P(None, None, "m"), "bf16[4,2,200,2,64]"),
+        (P("d", None, "m"), "bf16[2,2,200,2,64]"),
+    ],
+    ids=str,
+)
+def test_sharded_batch_and_heads_need_no_communication(spec, local):
+    mesh = h200.mesh((2, 2), ("d", "m"))
+    hlo = compiled(causal, (4, *Q[1:]), (4, *KV[1:]), (4, *KV[1:]), mesh=mesh, specs=[spec] * 3)
+    ((results, _),) = calls(hlo)
+    assert results.startswith(local), results
+    assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", hlo)
+
+
+@needs_plugin
+def test_a_mapped_axis_joins_the_sharded_batch():
+    mesh = h200.mesh((4,), ("d",))
+    specs = [P(None, "d")] * 3
+    hlo = compiled(jax.vmap(causal), (3, 4, *Q[1:]), (3, 4, *KV[1:]), (3, 4, *KV[1:]), mesh=mesh, specs=specs)
+    ((results, _),) = calls(hlo)
+    assert results.startswith("bf16[3,1,4,200,2,64]"), results
+    assert "all-gather" not in hlo
+
+
+@needs_plugin
+def test_gradients_run_the_forward_kernel_once():
+    def loss(q, k, v):
+        return jax_fa4.attention(q, k, v).astype(jnp.float32).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", support.FallbackWarning)
+        hlo = compiled(jax.grad(loss, (0, 1, 2)), Q, KV, KV)
+    assert len(calls(hlo)) == 1
+
+
+@needs_plugin
+def test_a_plan_that_the_library_refuses_fails_the_compilation(monkeypatch):
+    from jax_fa4.rules import cuda
+
+    monkeypatch.setattr(cuda, "encode", lambda plans: b"no plan")
+    with pytest.raises(Exception, match="jax_fa4"):
+        compiled(lambda q, k, v: jax_fa4.attention(q, k, v, window=(3, None)), Q, KV, KV)
+
+
+def test_a_program_holds_a_plan_and_no_sizes():
+    plans = {re.search(r'plan = "(.*?)"', lowered(causal, q, kv, kv))[1] for q, kv in ((Q, KV), ((7, 5, 4, 64),) * 2)}
+    assert len(plans) == 1
+
+
+def test_lengths_scales_and_windows_share_a_cubin(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cubins.lookup, "_memory", {})
+    for q, kv, scale, window in (
+        (Q, KV, 0.5, (3, 4)),
+        (KV, KV, 0.25, (9, 0)),
+        ((1, 1, 3, 64), (1, 9, 1, 64), 2.0, (0, 1)),
+    ):
+        lowered(functools.partial(jax_fa4.attention, softmax_scale=scale, window=window), q, kv, kv)
+    assert len(list(tmp_path.glob("*.cubin"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "dtype", "reason"),
+    [
+        ({"softcap": 3.0}, Q, HALF, "softcap"),
+        ({"sinks": np.zeros(8, np.float32)}, Q, HALF, "sinks"),
+        ({"kv_lengths": np.array([3, 4])}, Q, HALF, "kv_lengths"),
+        ({"q_offset": 3, "causal": True}, Q, HALF, "q_offset"),
+        ({}, (2, 5, 4, 72), HALF, "head_dim 72"),
+        ({}, Q, jnp.float32, "float32"),
+    ],
+    ids=lambda v: "-".join(v) or "plain" if isinstance(v, dict) else None,
+)
+def test_a_call_without_a_kernel_says_why(options, shape, dtype, reason):
+    support.warn_fallback.cache_clear()
+    with pytest.warns(support.FallbackWarning, match=reason):
+        text = lowered(functools.partial(jax_fa4.attention, **options), shape, shape, shape, dtype=dtype)
+    assert launcher.TARGET not in text
+    run = functools.partial(jax_fa4.attention, implementation="kernel", **options)
+    with pytest.raises(NotImplementedError, match=reason):
+        lowered(run, shape, shape, shape, dtype=dtype)
+
+
+def test_asking_for_xla_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = lowered(functools.partial(jax_fa4.attention, implementation="xla"), Q, KV, KV)
+    assert launcher.TARGET not in text
+
+
+def test_an_architecture_without_kernels_says_so():
+    support.warn_fallback.cache_clear()
+    with jax_fa4.target_arch("sm_100a"), pytest.warns(support.FallbackWarning, match="sm_100a"):
+        text = lowered(jax_fa4.attention, Q, KV, KV)
+    assert launcher.TARGET not in text
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_an_exported_program_carries_its_cubins(symbolic):
+    b, t = jax.export.symbolic_shape("b, t") if symbolic else (2, 200)
+    x = jax.ShapeDtypeStruct((b, t, 4, 64), HALF)
+    checks = jax_fa4.export_disabled_checks()
+    program = jax.export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=checks)(x, x, x)
+    again = jax.export.deserialize(program.serialize())
+    assert again.mlir_module().count("images = ") == 1
+    assert str(again.out_avals[0].shape) == str(x.shape)
+
+
+def test_an_export_for_both_platforms_runs_here():
+    x = jax.ShapeDtypeStruct((2, 9, 4, 64), HALF)
+    checks = jax_fa4.export_disabled_checks()
+    f = jax.jit(functools.partial(jax_fa4.attention, causal=True))
+    program = jax.export.export(f, platforms=["cpu", "cuda"], disabled_checks=checks)(x, x, x)
+    q = jax.random.normal(jax.random.key(0), x.shape, HALF)
+    np.testing.assert_array_equal(jax.export.deserialize(program.serialize()).call(q, q, q), f(q, q, q))
