@@ -44,7 +44,9 @@ def fail(kind: type[Exception], what: str, got: object, hint: str = "") -> NoRet
 
 def array(name: str, value: Any) -> jax.Array:
     """An array of JAX or numpy, or an object that JAX turns into one, as a JAX array."""
-    if isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(value, "__jax_array__"):
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__jax_array__"):
         return jnp.asarray(value)
     fail(TypeError, f"{name} must be an array", _described(value))
 
