@@ -1,0 +1,170 @@
+"""Trains a small character language model, written with Flax nnx, on English text that ships with Python.
+
+Run it with `make demo`. On a CPU the attention is blockwise JAX; on a GPU that has a kernel for it, a cubin.
+The last lines show the model's own writing, produced one character at a time from a key/value cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import textwrap
+import time
+from pydoc_data.topics import topics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tqdm import tqdm
+
+import jax_fa4
+from jax_fa4.flax import attention_fn
+
+HEAD_DIM = 64
+PROMPT = "The "
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of the model and of a batch."""
+
+    vocabulary: int
+    layers: int
+    heads: int
+    length: int
+    batch: int
+
+    @property
+    def features(self) -> int:
+        """Width of the residual stream."""
+        return self.heads * HEAD_DIM
+
+
+class Block(nnx.Module):
+    """Attention and a two-layer network, each behind a norm and around a residual connection."""
+
+    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs):
+        width = shape.features
+        self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            shape.heads, width, use_bias=False, dtype=dtype, attention_fn=attention_fn, rngs=rngs
+        )
+        self.network_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
+        self.widen = nnx.Linear(width, 4 * width, use_bias=False, dtype=dtype, rngs=rngs)
+        self.narrow = nnx.Linear(4 * width, width, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, decode: bool) -> jax.Array:
+        x = x + self.attention(self.attention_norm(x), is_causal=not decode, decode=decode)
+        return x + self.narrow(nnx.gelu(self.widen(self.network_norm(x))))
+
+
+class CharacterModel(nnx.Module):
+    """Logits [batch, length, vocabulary] of the next character."""
+
+    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.characters = nnx.Embed(shape.vocabulary, shape.features, dtype=dtype, rngs=rngs)
+        self.positions = nnx.Embed(shape.length, shape.features, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([Block(shape, dtype, rngs) for _ in range(shape.layers)])
+        self.norm = nnx.RMSNorm(shape.features, dtype=dtype, rngs=rngs)
+        self.logits = nnx.Linear(shape.features, shape.vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, ids: jax.Array, positions: jax.Array, *, decode: bool = False) -> jax.Array:
+        x = self.characters(ids) + self.positions(positions)
+        for block in self.blocks:
+            x = block(x, decode=decode)
+        return self.logits(self.norm(x)).astype(jnp.float32)
+
+    def empty_caches(self, shape: Shape) -> None:
+        """Makes room for `length` keys and values of one sequence in every block."""
+        for block in self.blocks:
+            block.attention.init_cache((1, shape.length, shape.features))
+
+
+def mean_loss(model: CharacterModel, windows: jax.Array) -> jax.Array:
+    """Cross entropy, in nats a character, of windows [batch, length + 1]."""
+    ids, targets = windows[:, :-1], windows[:, 1:]
+    logits = model(ids, jnp.arange(ids.shape[1]))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+@nnx.jit
+def train_step(model: CharacterModel, optimizer: nnx.Optimizer, windows: jax.Array) -> jax.Array:
+    """One step of the optimiser; returns the loss before it."""
+    loss, grads = nnx.value_and_grad(mean_loss)(model, windows)
+    optimizer.update(model, grads)
+    return loss
+
+
+@nnx.jit
+def next_logits(model: CharacterModel, character: jax.Array, position: jax.Array) -> jax.Array:
+    """Logits [vocabulary] after one more character, whose key and value enter the caches."""
+    return model(character.reshape(1, 1), position.reshape(1, 1), decode=True)[0, 0]
+
+
+def write(model: CharacterModel, shape: Shape, vocabulary: str, prompt: str, temperature: float = 0.6) -> str:
+    """Continues the prompt until the model's window is full."""
+    model.empty_caches(shape)
+    rng = np.random.default_rng(0)
+    text = prompt
+    for position in range(shape.length - 1):
+        logits = next_logits(model, jnp.asarray(vocabulary.index(text[position])), jnp.asarray(position))
+        if position == len(text) - 1:
+            noise = rng.gumbel(size=len(vocabulary))
+            text += vocabulary[int(np.argmax(np.asarray(logits) / temperature + noise))]
+    return text
+
+
+def windows_of(ids: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """A batch of random windows [batch, length + 1]."""
+    starts = rng.integers(0, len(ids) - shape.length, size=shape.batch)
+    return ids[starts[:, None] + np.arange(shape.length + 1)]
+
+
+def main() -> None:
+    """Trains, reports, writes."""
+    on_gpu = jax.default_backend() == "gpu"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000 if on_gpu else 1000)
+    parser.add_argument("--layers", type=int, default=8 if on_gpu else 2)
+    parser.add_argument("--heads", type=int, default=8 if on_gpu else 2, help=f"of {HEAD_DIM} features each")
+    parser.add_argument("--length", type=int, default=1024 if on_gpu else 64, help="characters the model sees")
+    parser.add_argument("--batch", type=int, default=32 if on_gpu else 8)
+    args = parser.parse_args()
+
+    text = "\n\n".join(topics.values())
+    vocabulary = "".join(sorted(set(text)))
+    ids = np.searchsorted(np.array(list(vocabulary)), np.array(list(text))).astype(np.int32)
+    training, held_out = np.split(ids, [int(0.95 * len(ids))])
+
+    dtype = jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32)
+    shape = Shape(
+        vocabulary=len(vocabulary), layers=args.layers, heads=args.heads, length=args.length, batch=args.batch
+    )
+    model = CharacterModel(shape, dtype, nnx.Rngs(0))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, max(1, args.steps // 20), args.steps)
+    optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
+    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")
+    print(f"{parameters:,} parameters, {len(text):,} characters of Python's own documentation")
+
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    losses = []
+    for step in (bar := tqdm(range(1, args.steps + 1), unit="step")):
+        losses.append(float(train_step(model, optimizer, jnp.asarray(windows_of(training, shape, rng)))))
+        if step == 1 or step % max(1, args.steps // 8) == 0:
+            bar.write(f"step {step:5d}  loss {np.mean(losses):.3f}")
+            losses.clear()
+    print(f"trained in {time.perf_counter() - start:.0f} s")
+    held_out_loss = nnx.jit(mean_loss)
+    unseen = [float(held_out_loss(model, jnp.asarray(windows_of(held_out, shape, rng)))) for _ in range(16)]
+    print(f"loss on text it has not seen: {np.mean(unseen):.3f} nats a character")
+
+    print("\nIt now writes:\n")
+    print(textwrap.indent(write(model, shape, vocabulary, PROMPT), "  "))
+
+
+if __name__ == "__main__":
+    main()
