@@ -182,10 +182,10 @@ FA4_EXPORT XLA_FFI_TypeId* jax_fa4_state_type_id() { return &jax_fa4::State::id;
 
 FA4_EXPORT const XLA_FFI_TypeInfo* jax_fa4_state_type_info() { return &jax_fa4::kStateInfo; }
 
-// 0, or 1 for a key that is not 64 lower-case hex digits, or a null handle.
-FA4_EXPORT int jax_fa4_register_kernel(const char* key, void* kernel) {
+// 0, or 1 for a key that is not 64 lower-case hex digits, or an empty image.
+FA4_EXPORT int jax_fa4_register_image(const char* key, const char* image, size_t size) {
   const auto parsed = jax_fa4::ParseHex(key);
-  if (!parsed.has_value() || kernel == nullptr) return 1;
-  jax_fa4::RegisterKernel(*parsed, static_cast<jax_fa4::CuKernel>(kernel));
+  if (!parsed.has_value() || size == 0) return 1;
+  jax_fa4::RegisterImage(*parsed, std::string_view(image, size));
   return 0;
 }

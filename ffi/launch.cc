@@ -106,7 +106,7 @@ class LaunchEvaluator {
   template <typename T>
   static Status StoreScalar(const char* type, int64_t value, unsigned char* place) {
     if (value < int64_t{std::numeric_limits<T>::min()} || value > int64_t{std::numeric_limits<T>::max()}) {
-      return Status::Invalid("scalar: ", value, " does not fit an ", type);
+      return Status::Invalid("scalar: ", value, " does not fit ", type);
     }
     const auto stored = static_cast<T>(value);
     std::memcpy(place, &stored, sizeof(stored));
@@ -231,7 +231,9 @@ Status PrepareDevice(const Driver& driver, const Plan& plan, std::string_view im
   const auto& launches = prepared->variant->launches;
   for (size_t i = 0; i < launches.size(); ++i) {
     const Launch& launch = launches[i];
-    FA4_RETURN_IF_ERROR_AT(ResolveKernel(driver, launch, images, &prepared->kernels[i]), launch.entry);
+    FA4_RETURN_IF_ERROR_AT(ResolveKernel(driver, launch, images, &prepared->kernels[i]), launch.entry, " for ",
+                           prepared->variant->arch.name, " on device ", ordinal, " of compute capability ", major, ".",
+                           minor);
     FA4_RETURN_IF_ERROR_AT(CheckParams(driver, launch, prepared->kernels[i]), launch.entry);
     FA4_RETURN_IF_ERROR_AT(RaiseLimits(driver, launch, prepared->kernels[i], device), launch.entry);
   }

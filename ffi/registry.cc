@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "reader.h"
 
@@ -15,7 +16,8 @@ constexpr uint16_t kVersion = 1;
 // Kernels are never unloaded: executables that the process still holds may launch them.
 struct Registry {
   std::mutex mutex;
-  std::map<Key, CuKernel> kernels;
+  std::map<Key, std::string> images;
+  std::map<std::pair<Key, std::string>, CuKernel> kernels;  // by cubin and entry
 };
 
 Registry& TheRegistry() {
@@ -58,10 +60,10 @@ Status LoadKernel(const Driver& driver, const Launch& launch, std::string_view i
 
 }  // namespace
 
-void RegisterKernel(const Key& key, CuKernel kernel) {
+void RegisterImage(const Key& key, std::string_view image) {
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  registry.kernels[key] = kernel;
+  registry.images.try_emplace(key, image);
 }
 
 Status CheckImages(std::string_view images) {
@@ -73,23 +75,27 @@ Status CheckImages(std::string_view images) {
 Status ResolveKernel(const Driver& driver, const Launch& launch, std::string_view images, CuKernel* kernel) {
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  const auto known = registry.kernels.find(launch.key);
+  const auto known = registry.kernels.find({launch.key, launch.entry});
   if (known != registry.kernels.end()) {
     *kernel = known->second;
     return {};
   }
   std::string_view image;
-  if (!images.empty()) FA4_RETURN_IF_ERROR_AT(ReadImages(images, &launch.key, &image), "images");
+  if (const auto registered = registry.images.find(launch.key); registered != registry.images.end()) {
+    image = registered->second;
+  } else if (!images.empty()) {
+    FA4_RETURN_IF_ERROR_AT(ReadImages(images, &launch.key, &image), "images");
+  }
   if (image.empty()) {
     return Status(Code::kNotFound,
                   Text("no cubin of key ", Hex(launch.key),
-                       " is loaded in this process, and the program carries none. An executable that was deserialised "
+                       " is known in this process, and the program carries none. An executable that was deserialised "
                        "never lowers its program, which is what loads cubins: call or lower the program in this process "
                        "(`python -m jax_fa4 build` compiles its cubins ahead of time), or export it with jax.export, "
                        "which embeds them"));
   }
-  FA4_RETURN_IF_ERROR_AT(LoadKernel(driver, launch, image, kernel), "embedded cubin of key ", Hex(launch.key));
-  registry.kernels[launch.key] = *kernel;
+  FA4_RETURN_IF_ERROR_AT(LoadKernel(driver, launch, image, kernel), "cubin of key ", Hex(launch.key));
+  registry.kernels[{launch.key, launch.entry}] = *kernel;
   return {};
 }
 

@@ -11,13 +11,14 @@
 
 namespace jax_fa4 {
 
-// Makes a kernel known, in place of one known before under the same key. Thread-safe, as are the functions below.
-void RegisterKernel(const Key& key, CuKernel kernel);
+// Keeps a copy of a cubin for the process's life; a key that is known already stays as it is. Thread-safe, as are the
+// functions below. Loading waits for the first launch, so a program can be lowered where there is no driver.
+void RegisterImage(const Key& key, std::string_view image);
 
 // Checks the form of the `images` attribute, which jax_fa4/plan/encode.py describes; no image at all is an empty view.
 Status CheckImages(std::string_view images);
 
-// The kernel of a launch: one that is known, else one that is loaded from `images` (and known from then on).
+// The kernel of a launch, loaded on first use from the registered cubin of its key, else from `images`.
 Status ResolveKernel(const Driver& driver, const Launch& launch, std::string_view images, CuKernel* kernel);
 
 }  // namespace jax_fa4

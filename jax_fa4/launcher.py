@@ -1,4 +1,4 @@
-"""The FFI library `_ffi.so`: finds it, registers its custom-call target with XLA, hands it kernels.
+"""The FFI library `_ffi.so`: finds it, registers its custom-call target with XLA, hands it cubins.
 
 The library is cheap to load and opens libcuda only when XLA runs a program on a GPU.
 """
@@ -11,7 +11,7 @@ import pathlib
 
 import jax
 
-__all__ = ["TARGET", "library", "register", "register_kernel", "require"]
+__all__ = ["TARGET", "library", "register", "register_image", "require"]
 
 TARGET = "jax_fa4_launch_v1"  # the number is that of the plan format: a changed meaning needs a new target
 PLATFORM = "CUDA"
@@ -34,8 +34,8 @@ def library() -> ctypes.CDLL | None:
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     for name in ("jax_fa4_state_type_id", "jax_fa4_state_type_info"):
         getattr(lib, name).restype = ctypes.c_void_p
-    lib.jax_fa4_register_kernel.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
-    lib.jax_fa4_register_kernel.restype = ctypes.c_int
+    lib.jax_fa4_register_image.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+    lib.jax_fa4_register_image.restype = ctypes.c_int
     return lib
 
 
@@ -68,15 +68,15 @@ def require() -> None:
         )
 
 
-def register_kernel(key: str, handle: int) -> None:
-    """Makes a loaded kernel (a CUkernel handle) known under its cubin's key, in place of one known before.
+def register_image(key: str, image: bytes) -> None:
+    """Makes a cubin known under its key: the library copies it, and loads it when a launch first needs it.
 
     Raises:
       RuntimeError: the package was installed without its library.
-      ValueError: `key` is not 64 hex digits, or the handle is 0.
+      ValueError: `key` is not 64 hex digits, or `image` is empty.
     """
     require()
     lib = library()
     assert lib is not None, "require() has just loaded it"
-    if lib.jax_fa4_register_kernel(key.encode(), handle):
-        raise ValueError(f"a kernel needs a key of 64 lower-case hex digits and a handle, got {key!r} and {handle!r}")
+    if lib.jax_fa4_register_image(key.encode(), image, len(image)):
+        raise ValueError(f"a cubin needs a key of 64 lower-case hex digits and bytes, got {key!r} and {len(image)} bytes")
