@@ -79,4 +79,5 @@ def register_image(key: str, image: bytes) -> None:
     lib = library()
     assert lib is not None, "require() has just loaded it"
     if lib.jax_fa4_register_image(key.encode(), image, len(image)):
-        raise ValueError(f"a cubin needs a key of 64 lower-case hex digits and bytes, got {key!r} and {len(image)} bytes")
+        got = f"{key!r} and {len(image)} bytes"
+        raise ValueError(f"a cubin needs a key of 64 lower-case hex digits and bytes, got {got}")
