@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiled", "compile_kernel"]
 
-_compiling = threading.Lock()  # the DSL reads the architecture from the environment and names from the kernel function
+_compiling = threading.Lock()  # the DSL reads the name prefix from the kernel function
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +29,10 @@ class Compiled:
 
 def compile_kernel(config: KernelConfig) -> Compiled:
     """Compiles `config` with CuTe DSL, imported here for the first time. Takes seconds; leaves no files behind."""
-    with _compiling, _environment("CUTE_DSL_ARCH", config.arch), tempfile.TemporaryDirectory() as folder:
-        artifacts = _compile_forward_sm90(config, f"--keep-ptx --keep-cubin --dump-dir {folder}")
+    with _compiling, tempfile.TemporaryDirectory() as folder:
+        # an option: once the DSL has been used in a process, it no longer reads the architecture from the environment
+        options = f"--gpu-arch {config.arch} --keep-ptx --keep-cubin --dump-dir {folder}"
+        artifacts = _compile_forward_sm90(config, options)
     ptx = artifacts.PTX
     entries = re.findall(r"\.visible \.entry (\w+)\(", ptx)
     if len(entries) != 1:
@@ -78,17 +77,3 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
     compiled = cute.compile(kernel.launch, q, k, v, out, pointer(cutlass.Float32), scalars, grid, options=options)
     return compiled.artifacts
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Sets one environment variable and puts back what was there."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
