@@ -1,0 +1,125 @@
+"""`jax.export` of programs with attention, and the architectures that an exported program is for."""
+
+import functools
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jax_fa4
+from jax_fa4 import testing
+from jax_fa4.export import ENVIRONMENT_VARIABLE, asked_archs, target_archs
+from jax_fa4.testing import Cell
+
+X = testing.random(Cell(q=5, k=7, group=2))
+attend = functools.partial(jax_fa4.attention, causal=True, return_lse=True, implementation="xla")
+
+
+def exported(function, *args, platforms=("cpu",), vjp_order=0):
+    """As another process would load it."""
+    export_ = export.export(jax.jit(function), platforms=platforms, disabled_checks=jax_fa4.export_disabled_checks())
+    return export.deserialize(export_(*args).serialize(vjp_order=vjp_order))
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda")], ids=str)
+def test_a_loaded_program_gives_what_the_call_gives(platforms):
+    loaded = exported(attend, *X.values(), platforms=platforms)
+    jax.tree.map(np.testing.assert_array_equal, tuple(loaded.call(*X.values())), attend(**X))
+
+
+def test_a_loaded_program_can_be_differentiated():
+    def loss(attend, *xs):
+        out, lse = attend(*xs)
+        return (out**2).sum() + lse.sum()
+
+    loaded = exported(attend, *X.values(), vjp_order=1)
+    gradients = jax.grad(functools.partial(loss, loaded.call), argnums=(0, 1, 2))(*map(jnp.asarray, X.values()))
+    direct = jax.grad(functools.partial(loss, attend), argnums=(0, 1, 2))(*map(jnp.asarray, X.values()))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), gradients, direct)
+
+
+def test_one_program_serves_every_batch_and_length():
+    b, t, s = export.symbolic_shape("b, t, s")
+    q = jax.ShapeDtypeStruct((b, t, 4, 16), "float32")
+    kv = jax.ShapeDtypeStruct((b, s, 2, 16), "float32")
+    loaded = exported(attend, q, kv, kv)
+    for cell in Cell(q=5, k=7, group=2), Cell(batch=(1,), q=9, k=3, group=2):
+        x = testing.random(cell)
+        exact, rounded = testing.attention(x, causal=True), testing.rounded(x, causal=True)
+        out, _ = loaded.call(*x.values())
+        assert np.abs(out - exact.out).max() <= testing.error_bound(exact.out, rounded.out, "float32", factor=3)
+
+
+def test_our_custom_call_is_among_the_disabled_checks():
+    assert export.DisabledSafetyCheck.custom_call("jax_fa4_launch_v1") in jax_fa4.export_disabled_checks()
+
+
+def test_by_default_programs_are_for_all_architectures_with_kernels(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    assert asked_archs() == ()
+    assert "sm_90a" in target_archs()
+
+
+@pytest.mark.parametrize("names", ["sm_100a", " sm_100a , sm_90a", "sm_90a,sm_100a,sm_90a"])
+def test_the_environment_chooses_architectures(monkeypatch, names):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, names)
+    assert target_archs() == tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+
+
+def test_the_context_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "sm_100a")
+    with jax_fa4.target_arch("sm_90a", "sm_100a"):
+        assert target_archs() == ("sm_90a", "sm_100a")
+        with jax_fa4.target_arch("sm_90a"):
+            assert target_archs() == ("sm_90a",)
+    assert target_archs() == ("sm_100a",)
+
+
+def test_another_choice_traces_and_lowers_a_program_again():
+    traced = []
+
+    @jax.jit
+    def program(x):
+        traced.append(target_archs())
+        return x
+
+    for arch in "sm_90a", "sm_100a", "sm_90a":
+        with jax_fa4.target_arch(arch):
+            program(1.0)
+    assert traced == [("sm_90a",), ("sm_100a",)]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "target_arch's archs must name sm_90a or sm_100a, got nothing"),
+        (("sm_90",), "target_arch's archs must name sm_90a or sm_100a, got 'sm_90'"),
+        (("sm_90a", 100), "target_arch's archs must name sm_90a or sm_100a, got 100"),
+    ],
+    ids=["none", "without-a", "number"],
+)
+def test_unknown_architectures_are_refused(names, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), jax_fa4.target_arch(*names):
+        pass
+
+
+@pytest.mark.parametrize("names", ["sm_80", "sm_90a,", "90"])
+def test_unknown_architectures_in_the_environment_are_refused(monkeypatch, names):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, names)
+    wrong = names.split(",")[-1]
+    with pytest.raises(ValueError, match=f"^JAX_FA4_ARCH must name sm_90a or sm_100a, got '{wrong}'$"):
+        target_archs()
+
+
+def test_a_gpu_program_without_a_kernel_is_blockwise_and_says_so():
+    jax_fa4.support.warn_fallback.cache_clear()
+    attention = functools.partial(jax_fa4.attention, causal=True)
+    with pytest.warns(jax_fa4.support.FallbackWarning, match="no sm_90a kernel for head_dim 16 in float32"):
+        exported(attention, *X.values(), platforms=("cuda",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exported(functools.partial(attention, implementation="xla"), *X.values(), platforms=("cuda",))
