@@ -1,0 +1,188 @@
+"""Happens-before: vector clocks of agents, and shadow cells that check every access against them.
+
+An agent is whatever makes accesses in order: a warp; the wgmma queue of a warpgroup; the tcgen05 pipe of a thread; the
+bulk stores of a thread; the copies that one mbarrier counts. An agent's time is its epoch, an integer that grows. A
+`Clock` says, per agent, up to which epoch its accesses are known to have happened. Synchronisation passes clocks on: an
+arrival releases the arriving warp's clock into the barrier, and a wait joins it into the waiting warp's clock.
+
+A clock has two rows. Row 0 is plain happens-before. Row 1 holds what has also passed a `fence.proxy.async`: the generic
+writes that the async proxy (TMA, wgmma, tcgen05) may rely on. Both rows travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from jax_fa4.emulator.errors import Fault
+
+__all__ = ["Clock", "Clocks", "Shadow"]
+
+FREE, IN_FLIGHT, MBARRIER = 0, 1, 2  # states of a cell in `Shadow.busy`
+
+Cells = slice | npt.NDArray[np.integer]
+Times = npt.NDArray[np.int32]  # [2, agents]
+
+
+class Clocks:
+    """The agents of one cluster. Agent 0 is the launch itself: what it wrote happened before everything."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.names: list[str] = ["launch"]
+        self.is_async = np.zeros(capacity, bool)
+
+    def agent(self, name: str, *, is_async: bool) -> int:
+        """Register an agent and return its number."""
+        if len(self.names) == self.capacity:
+            raise Fault("unsupported", f"more than {self.capacity} agents in one cluster")
+        self.is_async[len(self.names)] = is_async
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def empty(self) -> Times:
+        """Times at which nothing has happened."""
+        return np.zeros((2, self.capacity), np.int32)
+
+
+class Clock:
+    """What one agent that executes instructions (a warp) knows to have happened."""
+
+    __slots__ = ("agent", "clocks", "times")
+
+    def __init__(self, clocks: Clocks, name: str):
+        self.clocks = clocks
+        self.agent = clocks.agent(name, is_async=False)
+        self.times: Times = clocks.empty()
+        self.times[:, self.agent] = 1
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an access made now belongs to."""
+        return int(self.times[0, self.agent])
+
+    def join(self, times: Times) -> None:
+        """Acquire: whatever had happened at `times` has happened for this agent too."""
+        np.maximum(self.times, times, out=self.times)
+
+    def release(self) -> Times:
+        """A copy to hand to others; accesses made from now on are not covered by it."""
+        times = self.times.copy()
+        self.times[0, self.agent] += 1
+        return times
+
+    def learn(self, agent: int, epoch: int) -> None:
+        """The accesses up to `epoch` of an agent that works for this one are complete.
+
+        Generic writes still need a proxy fence.
+        """
+        rows = slice(None) if self.clocks.is_async[agent] else slice(1)
+        self.times[rows, agent] = np.maximum(self.times[rows, agent], epoch)
+
+    def fence_proxy(self) -> None:
+        """fence.proxy.async: all generic writes known here become visible to the async proxy."""
+        np.maximum(self.times[1], self.times[0], out=self.times[1])
+        self.times[0, self.agent] += 1
+
+
+class Shadow:
+    """Per cell of a memory: was it written, by whom and when; who read it and when; is a copy on its way into it.
+
+    `cells` are a slice or an array of cell numbers. Every check raises `Fault`; `address(cell)` gives the address to
+    report.
+    """
+
+    def __init__(self, clocks: Clocks, size: int, name: str, address: Callable[[int], int]):
+        self.clocks = clocks
+        self.name = name
+        self.address = address
+        self.written = np.zeros(size, bool)
+        self.write_agent = np.zeros(size, np.int16)
+        self.write_epoch = np.zeros(size, np.int32)
+        self.busy = np.zeros(size, np.uint8)
+        self.read_epoch = np.zeros((size, 4), np.int32)
+        self._column_of_agent: dict[int, int] = {}
+        self._agents = np.zeros(4, np.int64)
+
+    def check_read(self, cells: Cells, times: Times, *, by_async: bool, what: str) -> None:
+        """The cells are written, by writes that happened before.
+
+        Those of the generic proxy also fenced if `by_async`.
+        """
+        self._check_free(cells, what)
+        if not self.written[cells].all():
+            raise self._fault(
+                "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
+            )
+        self._check_writes_happened(cells, times, by_async, what)
+
+    def mark_read(self, cells: Cells, agent: int, epoch: int) -> None:
+        """Agent `agent` reads the cells at `epoch`."""
+        column = self._column_of_agent.get(agent)
+        if column is None:
+            column = self._new_column(agent)  # may replace `read_epoch`
+        self.read_epoch[cells, column] = epoch
+
+    def check_write(self, cells: Cells, times: Times, *, what: str) -> None:
+        """Earlier reads and writes of the cells happened before."""
+        self._check_free(cells, what)
+        self._check_writes_happened(cells, times, False, what)
+        used = len(self._column_of_agent)
+        if used:
+            late = self.read_epoch[cells, :used] > times[0, self._agents[:used]]
+            if late.any():
+                reader = self.clocks.names[int(self._agents[int(np.argwhere(late)[0][-1])])]
+                bad = late.any(axis=-1)
+                raise self._fault("race", f"{what} overwrites {self.name} that {reader} may still read", cells, bad)
+
+    def mark_write(self, cells: Cells, agent: int, epoch: int) -> None:
+        """Agent `agent` wrote the cells at `epoch`."""
+        self.written[cells] = True
+        self.write_agent[cells] = agent
+        self.write_epoch[cells] = epoch
+
+    def begin_flight(self, cells: Cells) -> None:
+        """A copy into the cells is under way: no access is allowed until `end_flight`."""
+        self.busy[cells] = IN_FLIGHT
+
+    def end_flight(self, cells: Cells) -> None:
+        """The copy has landed."""
+        self.busy[cells] = FREE
+
+    def _check_free(self, cells: Cells, what: str) -> None:
+        busy = self.busy[cells]
+        if busy.any():
+            flying = busy == IN_FLIGHT
+            if flying.any():
+                raise self._fault(
+                    "in flight", f"{what} touches {self.name} that a copy in flight will write", cells, flying
+                )
+            raise self._fault("mbarrier", f"{what} touches {self.name} that holds a live mbarrier", cells, busy != FREE)
+
+    def _check_writes_happened(self, cells: Cells, times: Times, by_async: bool, what: str) -> None:
+        agents, epochs = self.write_agent[cells], self.write_epoch[cells]
+        late = epochs > times[0][agents]
+        if late.any():
+            writer = self.clocks.names[int(agents[late].flat[0])]
+            raise self._fault("race", f"{what} and the write by {writer} to {self.name} are not ordered", cells, late)
+        if by_async:
+            unfenced = (epochs > times[1][agents]) & ~self.clocks.is_async[agents]
+            if unfenced.any():
+                writer = self.clocks.names[int(agents[unfenced].flat[0])]
+                message = f"{what} reads {self.name} written by {writer} without fence.proxy.async after the write"
+                raise self._fault("proxy fence", message, cells, unfenced)
+
+    def _new_column(self, agent: int) -> int:
+        column = len(self._column_of_agent)
+        if column == self.read_epoch.shape[1]:
+            self.read_epoch = np.concatenate([self.read_epoch, np.zeros_like(self.read_epoch)], axis=1)
+            self._agents = np.concatenate([self._agents, np.zeros_like(self._agents)])
+        self._column_of_agent[agent] = column
+        self._agents[column] = agent
+        return column
+
+    def _fault(self, check, message: str, cells: Cells, bad: npt.NDArray[np.bool_]) -> Fault:
+        numbers = np.arange(len(self.written))[cells] if isinstance(cells, slice) else np.asarray(cells)
+        return Fault(check, message, address=self.address(int(numbers[bad].flat[0])))

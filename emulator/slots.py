@@ -1,0 +1,116 @@
+"""The layout of a warp's registers.
+
+Which register, constant or special register, seen as which type, lies in which slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jax_fa4.emulator.text import module as text
+
+__all__ = ["DTYPES", "PAIRS", "WIDTHS", "Slots"]
+
+DTYPES: dict[str, Any] = {
+    "pred": np.bool_,
+    "b16": np.uint16,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "f16": np.float16,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f64": np.float64,
+    "bf16": np.uint16,
+    "f32x2": np.float32,
+    "f16x2": np.float16,
+    "bf16x2": np.uint16,
+    "b128": np.uint64,
+}
+PAIRS = {"f32x2": 64, "f16x2": 32, "bf16x2": 32}  # types of two halves, seen as 64 values, and their width
+WIDTHS = {name: int(name[1:]) for name in DTYPES if name[1:].isdigit()} | PAIRS | {"pred": 1, "bf16": 16}  # bits
+CONTAINERS = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.uint64}  # by width
+POISON = {
+    1: False,
+    16: 0xFFFF,
+    32: 0xFFFFFFFF,
+    64: 0xFFFFFFFFFFFFFFFF,
+    128: 0xFFFFFFFFFFFFFFFF,
+}  # NaN in every float type
+LANES = 32
+
+
+class Slots:
+    """The layout of `Warp.v` for one program: which register, constant or special register, seen as which type."""
+
+    def __init__(self) -> None:
+        self.registers: dict[tuple[int, str], int] = {}
+        self.constants: dict[tuple[int, str], tuple[int, npt.NDArray[Any]]] = {}
+        self.specials: dict[tuple[str, str], int] = {}
+        self._defined: dict[int, int] = {}
+        self.count = 0
+
+    def defined(self, register: text.Register) -> int:
+        """The slot of the shadow of a register that may be read unwritten: bool [32]."""
+        if register.index not in self._defined:
+            self._defined[register.index] = self._next()
+        return self._defined[register.index]
+
+    def allocate(self, special: Callable[[str, str], npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """The registers of one warp. `special(name, type)` gives the array of a special register or symbol."""
+        v: list[Any] = [None] * self.count
+        widths = {index: WIDTHS[kind] for index, kind in self.registers}
+        storage: dict[int, npt.NDArray[Any]] = {}
+        for width in set(widths.values()):
+            mine = [index for index, other in widths.items() if other == width]
+            shape = (len(mine), 2, LANES) if width == 128 else (len(mine), LANES)
+            storage |= zip(mine, np.full(shape, POISON[width], CONTAINERS[width]), strict=True)
+        for (index, kind), slot in self.registers.items():
+            v[slot] = storage[index].view(DTYPES[kind])
+        for slot, array in self.constants.values():
+            v[slot] = array
+        for (name, kind), slot in self.specials.items():
+            v[slot] = special(name, kind)
+        for slot in self._defined.values():
+            v[slot] = np.zeros(LANES, bool)
+        return v
+
+    def _next(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def register(self, register: text.Register, kind: str) -> int:
+        """The slot of `register` seen as type `kind`."""
+        key = (register.index, kind)
+        if key not in self.registers:
+            self.registers[key] = self._next()
+        return self.registers[key]
+
+    def constant(self, bits: int, kind: str) -> int:
+        """The slot of a constant, the same in all lanes, given as a bit pattern."""
+        width = WIDTHS[kind]
+        bits &= (1 << width) - 1
+        if (bits, kind) not in self.constants:
+            if width == 128:
+                halves = (bits & (1 << 64) - 1, bits >> 64)
+                array = np.repeat(np.array(halves, np.uint64)[:, None], LANES, axis=1)
+            else:
+                array = np.full(LANES, bits, CONTAINERS[width]).view(DTYPES[kind])
+            array.setflags(write=False)
+            self.constants[bits, kind] = (self._next(), array)
+        return self.constants[bits, kind][0]
+
+    def special(self, name: str, kind: str) -> int:
+        """The slot of a special register."""
+        key = (name, kind)
+        if key not in self.specials:
+            self.specials[key] = self._next()
+        return self.specials[key]

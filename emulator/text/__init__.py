@@ -1,0 +1,1 @@
+"""The PTX front end: text -> records. See `parser.parse`."""

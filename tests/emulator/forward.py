@@ -1,0 +1,71 @@
+"""One call of a forward kernel in the emulator: numpy arrays in, numpy arrays out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jax_fa4.configs import KernelConfig, MapParam, PointerParam, ScalarParam
+from jax_fa4.emulator.launch import Buffer, Launch, Options, TensorMap
+from jax_fa4.emulator.run import Result, run
+
+LANES_OF_NAME = {"bfloat16": "bf16", "float16": "f16"}
+LENGTH_AXIS = {"q_len": 1, "kv_len": 1, "q_heads": 2, "kv_heads": 2, "batch": 0, "head_dim": 3, "head_dim_v": 3}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """Operands [batch, length, heads, head_dim] as 16-bit patterns, and the scalars that the kernel reads."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    softmax_scale: float
+    window_left: int = 0
+    window_right: int = 0
+
+
+def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.ndarray]:
+    """The launch, and the arrays that it fills: out (16-bit patterns) and lse, both poisoned with NaN."""
+    batch, q_len, q_heads, _ = call.q.shape
+    out = np.full((batch, q_len, q_heads, config.head_dim_v), 0xFFFF, np.uint16)
+    lse = np.full((batch, q_heads, q_len), np.nan, np.float32)
+    arrays: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "out": out, "lse": lse}
+    arrays["softmax_scale"] = np.array([call.softmax_scale], np.float32)
+    arrays["window_left"] = np.array([call.window_left], np.int32)
+    arrays["window_right"] = np.array([call.window_right], np.int32)
+    sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch}
+    sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
+    params = tuple(_parameter(param, arrays, sizes) for param in config.params)
+    tiles = -(-q_len // config.tile_m) * q_heads * batch
+    shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
+    return shape, out, lse
+
+
+def _parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
+    if isinstance(param, PointerParam):
+        return Buffer(arrays[param.name])
+    if isinstance(param, ScalarParam):
+        return np.int32(sizes[param.name]).tobytes()
+    assert isinstance(param, MapParam)  # the third kind
+    array = arrays[param.name]
+    axes = [LENGTH_AXIS[name] for name in param.dims]
+    return TensorMap(
+        buffer=Buffer(array),
+        dtype=LANES_OF_NAME[param.dtype],
+        dims=tuple(array.shape[axis] for axis in axes),
+        strides=tuple(array.strides[axis] for axis in axes[1:]),
+        box=param.box,
+        swizzle="128B" if param.swizzle == 128 else "none",
+    )
+
+
+def forward(
+    ptx: str, config: KernelConfig, call: Call, options: Options | None = None
+) -> tuple[np.ndarray, np.ndarray, Result]:
+    """out (16-bit patterns), lse and the run's result."""
+    shape, out, lse = launch(config, call)
+    result = run(ptx, shape, options)
+    return out, lse, result
