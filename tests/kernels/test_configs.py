@@ -1,0 +1,123 @@
+"""Kernel configs: the table, the arithmetic behind it, and what a bad choice is told."""
+
+import dataclasses
+
+import pytest
+
+from jax_fa4.configs import KernelConfig, forward_config, sm90
+from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+GOOD = {
+    "arch": "sm_90a",
+    "kernel": "forward",
+    "dtype": "bfloat16",
+    "head_dim": 128,
+    "head_dim_v": 128,
+    "tile_m": 128,
+    "tile_n": 128,
+    "kv_stages": 2,
+}
+
+
+def spec(head_dim=128, **fields):
+    return AttentionSpec(**{"dtype": "bfloat16", "head_dim": head_dim, "head_dim_v": head_dim, "group": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "sm_80"}, "arch must be sm_90a, got sm_80"),
+        ({"dtype": "float32"}, "dtype must be bfloat16 or float16, got float32"),
+        ({"head_dim": 96}, "head_dim must be 64, 128, 192 or 256, got 96"),
+        ({"head_dim_v": 64}, "head_dim_v must be head_dim=128, got 64"),
+        ({"tile_m": 96}, "tile_m must be 64, 128 or 192, got 96"),
+        ({"tile_m": 256}, "tile_m must be 64, 128 or 192, got 256"),
+        ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
+        ({"kv_stages": 0}, "kv_stages must be at least 1, got 0"),
+        ({"kv_stages": 4}, "kv_stages=4 needs 295056 bytes of smem, 232448 exist"),
+        ({"tile_m": 192}, "tile_m=192, tile_n=128, head_dim_v=128 need 192 registers a thread, 160 exist"),
+    ],
+    ids=lambda value: "-".join(f"{k}.{v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_a_bad_choice_is_refused_with_its_numbers(change, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        KernelConfig(**{**GOOD, **change})
+
+
+@pytest.mark.parametrize("head_dims", sm90.FORWARD, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mask", [MaskSpec(has_left=a, has_right=b) for a in (False, True) for b in (False, True)])
+def test_every_row_of_the_table_makes_a_config(head_dims, dtype, mask):
+    config = forward_config(spec(head_dims[0], dtype=dtype, mask=mask), "sm_90a")
+    assert (config.dtype, config.head_dim) == (dtype, head_dims[0])
+    assert (config.has_left, config.has_right) == (mask.has_left, mask.has_right)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"head_dim": 96},
+        {"head_dim_v": 64},
+        {"dtype": "float32"},
+        {"has_softcap": True},
+        {"has_sinks": True},
+        {"has_bias": True},
+        {"has_batched_scalars": True},
+        {"mask": MaskSpec(has_q_offset=True)},
+        {"mask": MaskSpec(has_q_lengths=True)},
+        {"mask": MaskSpec(has_kv_lengths=True)},
+        {"mask": MaskSpec(has_segments=True)},
+        {"mask": MaskSpec(has_dense=True)},
+    ],
+    ids=str,
+)
+def test_a_spec_beyond_the_kernels_has_no_config(feature):
+    assert forward_config(spec(**feature), "sm_90a") is None
+
+
+def test_another_architecture_has_no_config():
+    assert forward_config(spec(), "sm_100a") is None
+
+
+def test_one_config_serves_every_group_layout_and_backward():
+    same = [spec(), spec(group=1), spec(layout="BNTH"), spec(deterministic=True), spec(implementation="kernel")]
+    assert len({forward_config(s, "sm_90a") for s in same}) == 1
+
+
+@pytest.mark.parametrize("head_dims", sm90.FORWARD, ids=str)
+def test_the_registers_of_all_warpgroups_fit_the_register_file(head_dims):
+    config = forward_config(spec(head_dims[0]), "sm_90a")
+    assert 128 * (config.producer_registers + config.warpgroups * config.consumer_registers) <= 64 * 1024
+
+
+def test_parameters_follow_the_masks_edges():
+    both = forward_config(spec(mask=MaskSpec(has_left=True, has_right=True)), "sm_90a")
+    names = [param.name for param in both.params]
+    scalars = ["q_len", "kv_len", "q_heads", "kv_heads", "batch"]
+    pointers = ["lse", "softmax_scale", "window_left", "window_right"]
+    assert names == ["q", "k", "v", "out", *pointers, *scalars]
+    causal = dataclasses.replace(both, has_left=False)
+    assert [param.name for param in causal.params] == [name for name in names if name != "window_left"]
+
+
+def test_parameter_sizes_are_those_of_their_kinds():
+    sizes = {MapParam: (128, 64), PointerParam: (8, 8), ScalarParam: (4, 4)}
+    for param in forward_config(spec(), "sm_90a").params:
+        assert (param.size, param.align) == sizes[type(param)]
+
+
+def test_boxes_are_rows_of_a_swizzle_atom():
+    q, k, v, out = (param for param in forward_config(spec(64), "sm_90a").params if isinstance(param, MapParam))
+    assert q.box == out.box == (64, 64, 1, 1)
+    assert k.box == v.box == (64, 128, 1, 1)
+    assert {param.swizzle for param in (q, k, v, out)} == {128}
+
+
+def test_only_a_lone_right_edge_makes_tiles_differ_in_length():
+    longest_first = {
+        (left, right): forward_config(spec(mask=MaskSpec(has_left=left, has_right=right)), "sm_90a").longest_first
+        for left in (False, True)
+        for right in (False, True)
+    }
+    assert [edges for edges, longest in longest_first.items() if longest] == [(False, True)]
