@@ -9,9 +9,10 @@ from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["KernelConfig", "KernelParam", "MapParam", "PointerParam", "ScalarParam", "forward_config"]
+__all__ = ["KernelConfig", "KernelParam", "MapParam", "PointerParam", "ScalarParam", "all_configs", "forward_config"]
 
 TABLES = {"sm_90a": sm90.forward}
+ALL = {"sm_90a": sm90.all_configs}
 
 
 def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
@@ -26,3 +27,8 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
     if spec != plain or arch not in TABLES:
         return None
     return TABLES[arch](spec)
+
+
+def all_configs(arch: str) -> tuple[KernelConfig, ...]:
+    """Every kernel for `arch`, one of TABLES, in a fixed order: what a prebuilt set consists of."""
+    return ALL[arch]()

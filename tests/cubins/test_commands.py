@@ -13,7 +13,7 @@ from jax_fa4.cubins import get, info, key, lookup
 @pytest.fixture
 def table(monkeypatch, config, other_config, stand_in):
     """Two kernels in the table, and a compiler for them."""
-    monkeypatch.setattr(configs, "all_configs", lambda arch: (config, other_config), raising=False)
+    monkeypatch.setattr(configs, "all_configs", lambda arch: (config, other_config))
     monkeypatch.setattr(lookup, "installed_compiler", stand_in.compiler)
     return config, other_config
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_fa4.configs import forward_config
+from jax_fa4.configs import all_configs, forward_config
 from jax_fa4.cubins import key
 from jax_fa4.operands import Operands
 from jax_fa4.spec import AttentionSpec
@@ -82,3 +82,9 @@ def test_a_missing_compiler_is_named():
     assert key.why_dsl_unusable(None) == (
         'the kernel compiler (nvidia-cutlass-dsl) is not installed: pip install "jax-fa4[cuda13]"'
     )
+
+
+def test_every_kernel_of_the_table_has_a_recipe_of_its_own():
+    configs = all_configs("sm_90a")
+    assert config_of(1, 63, True) in configs
+    assert len({key.recipe_of(config) for config in configs}) == len(configs)
