@@ -94,7 +94,7 @@ def _full_statements(step: PureStep, number: int) -> list[str]:
         lines.append(f"r = {_call(pure, number)}")
         lines += [f"v[{slot}][...] = r[{i}]" for i, slot in enumerate(pure.outputs)]
     elif isinstance(pure.function, np.ufunc):
-        lines.append(f"f{number}({', '.join(f'v[{slot}]' for slot in (*pure.inputs, *pure.outputs))})")
+        lines.append(f"{_call(pure, number)[:-1]}, out=v[{pure.outputs[0]}])")
     else:
         lines.append(f"v[{pure.outputs[0]}][...] = {_call(pure, number)}")
     return lines + [f"v[{slot}][...] = True" for slot in step.defines]

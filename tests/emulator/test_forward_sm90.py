@@ -1,0 +1,130 @@
+"""Our Hopper forward kernel, run in the emulator, against exact attention in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from jax_fa4 import testing
+from jax_fa4.configs import KernelConfig, forward_config
+from jax_fa4.emulator.launch import Options
+from jax_fa4.spec import AttentionSpec, MaskSpec
+from jax_fa4.testing import Cell
+
+from .forward import Call, forward
+
+pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
+
+BASE = Cell(batch=(1,), kv_heads=1, head_dim=64, dtype="bfloat16")
+
+
+def cell(**changes) -> Cell:
+    return dataclasses.replace(BASE, **changes)
+
+
+SHAPES = [
+    cell(q=1, k=1),
+    cell(q=128, k=128, head_dim=128),
+    cell(q=127, k=129, head_dim=128, dtype="float16"),
+    cell(q=65, k=300, batch=(2,), kv_heads=2, group=2),
+    cell(q=193, k=257, dtype="float16"),
+    cell(q=130, k=130, causal=True, head_dim=128),
+    cell(q=200, k=77, causal=True),
+    cell(q=70, k=400, causal=True, group=3),
+    cell(q=150, k=300, window=(40, 10)),
+    cell(q=150, k=300, window=(130, None), dtype="float16"),
+    cell(q=60, k=130, softmax_scale=-0.3),
+    cell(q=20, k=0),
+]
+MODES = {
+    "late": Options(completion="late"),
+    "early": Options(completion="early"),
+    "random": Options(completion="random", order="random", seed=1),
+}
+
+
+@functools.cache
+def compiled(config: KernelConfig) -> str:
+    from jax_fa4.kernels.build import compile_kernel
+
+    return compile_kernel(config).ptx
+
+
+def window_of(x) -> tuple[int | None, int | None]:
+    left, right = x.get("window") or (None, None)
+    return left, 0 if x.get("causal") else right
+
+
+def config_of(cell: Cell, x) -> KernelConfig:
+    left, right = window_of(x)
+    spec = AttentionSpec(
+        dtype=cell.dtype,
+        head_dim=cell.head_dim,
+        head_dim_v=cell.value_dim,
+        group=cell.group,
+        mask=MaskSpec(has_left=left is not None, has_right=right is not None),
+    )
+    config = forward_config(spec, "sm_90a")
+    assert config is not None
+    return config
+
+
+def call_of(x) -> Call:
+    left, right = window_of(x)
+    scale = x.get("softmax_scale")
+    q, k, v = (np.ascontiguousarray(x[name]).view(np.uint16) for name in ("q", "k", "v"))
+    return Call(
+        q=q,
+        k=k,
+        v=v,
+        softmax_scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        window_left=left or 0,
+        window_right=right or 0,
+    )
+
+
+def emulate(cell: Cell, options: Options, seed: int = 0):
+    x = testing.random(cell, seed)
+    config = config_of(cell, x)
+    out, lse, result = forward(compiled(config), config, call_of(x), options)
+    return x, out.view(testing.np_dtype(cell.dtype)), lse, result
+
+
+def assert_exact(x, out: np.ndarray, lse: np.ndarray, dtype: str) -> None:
+    exact, rough = testing.attention(x), testing.rounded(x)
+    assert np.abs(out.astype(np.float64) - exact.out).max() <= testing.error_bound(exact.out, rough.out, dtype)
+    seen = np.isfinite(exact.lse)
+    assert np.array_equal(np.isfinite(lse), seen)
+    assert np.abs(lse[seen] - exact.lse[seen]).max(initial=0) <= 1e-5 * max(1, np.abs(exact.lse[seen]).max(initial=0))
+
+
+@pytest.mark.parametrize("cell", SHAPES, ids=str)
+def test_forward_is_attention(cell):
+    x, out, lse, _ = emulate(cell, MODES["late"])
+    assert_exact(x, out, lse, cell.dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_results_do_not_depend_on_when_copies_complete_or_who_runs_first(mode, seed):
+    ragged = cell(q=140, k=270, causal=True, head_dim=128)
+    _, expected, _, _ = emulate(ragged, MODES["late"], seed)
+    options = dataclasses.replace(MODES[mode], seed=seed)
+    _, out, _, _ = emulate(ragged, options, seed)
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+def test_the_bit_accurate_matrix_units_agree_with_float32_products():
+    small = cell(q=64, k=64)
+    x, out, lse, _ = emulate(small, dataclasses.replace(MODES["late"], exact_mma=True))
+    assert_exact(x, out, lse, small.dtype)
+
+
+def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
+    _, _, _, result = emulate(cell(q=128, k=256, head_dim=128), MODES["early"])
+    tile = 128 * 128
+    assert result.stats.total("tma_load_bytes") == 2 * tile * 5
+    assert result.stats.total("wgmma_flops") == 2 * 2 * tile * 256
