@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import jax
 
+import jax_fa4
 from jax_fa4 import launcher
 from jax_fa4.cubins.cache import Store, shipped_store, user_store
 from jax_fa4.cubins.driver import devices, open_driver, version
@@ -18,7 +19,7 @@ __all__ = ["describe"]
 def describe() -> str:
     """Versions, devices and stored kernels, a line each. Whatever is missing is said, never raised."""
     lines = [
-        ("jax_fa4", _installed("jax-fa4")),
+        ("jax_fa4", jax_fa4.__version__),
         ("jax", jax.__version__),
         ("jaxlib", _installed("jaxlib")),
         (DSL_PACKAGE, _compiler()),

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from jax_fa4 import cubins, launcher
+from jax_fa4.cubins.key import installed_dsl
+
 FORBID = """
 import sys
 
@@ -35,15 +38,17 @@ def test_importing_touches_no_cache(folder):
     assert not folder.exists()
 
 
-def test_a_cached_cubin_needs_no_compiler(config, stand_in):
-    from jax_fa4 import cubins
-
-    cubins.get(config, compiler=stand_in.compiler())
-    program = f"""
-from jax_fa4 import cubins
-from jax_fa4.configs import *
-config = {config!r}
-print(cubins.get(config).config == repr(config))
-print("filelock" in sys.modules, "platformdirs" in sys.modules)
+LOWER = """
+import jax, jax_fa4
+q = jax.ShapeDtypeStruct((1, 128, 2, 128), "bfloat16")
+call = jax.jit(lambda q: jax_fa4.attention(q, q, q, implementation="kernel"))
+with jax_fa4.target_arch("sm_90a"):
+    text = call.trace(q).lower(lowering_platforms=("cuda",)).as_text()
+print(jax_fa4.launcher.TARGET in text)
 """
-    assert run(program, "cutlass", "nvidia_cutlass_dsl").splitlines()[0] == "True"
+
+
+@pytest.mark.skipif(launcher.library() is None, reason="needs the launcher, which was not built")
+def test_a_call_whose_cubin_is_cached_needs_neither_compiler_nor_cuda_nor_locks(config, stand_in):
+    cubins.get(config, compiler=stand_in.compiler(installed_dsl() or "4.8.1"))
+    assert run(LOWER, "cutlass", "nvidia_cutlass_dsl", "cuda", "filelock", "platformdirs") == "True\n"
