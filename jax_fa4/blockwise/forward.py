@@ -28,7 +28,7 @@ class Softmax(NamedTuple):
 def forward(x: Operands) -> tuple[jax.Array, jax.Array]:
     """out [*B, T, N, E] in q's dtype and lse [*B, N, T] in accumulator precision (natural log, scale and sink in it).
 
-    A row without a visible key has out 0 and lse -inf, or its sink; a row at or beyond q_lengths has out 0 and lse -inf.
+    A row without a visible key has out 0 and lse -inf, or its sink; a row beyond q_lengths has out 0 and lse -inf.
     """
     dtype, kv_heads = accumulator_dtype(x), x.k.shape[-2]
     blocks = KeyBlocks.of(x.k.shape[-3])
