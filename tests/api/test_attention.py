@@ -80,6 +80,14 @@ CELLS = [cell_of(row) for row in pairwise(FACTORS)]
 DRAWS = 8  # of inputs that a bound is measured on: by chance the error of a single number may be far too small
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compilation():
+    """Compiling takes most of the time here; other modules run what XLA's optimisations make of the same code."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 class Values(NamedTuple):
     """What one call gives, as numpy arrays by name."""
 
