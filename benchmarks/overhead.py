@@ -2,10 +2,10 @@
 
     python benchmarks/overhead.py [--out results.json]
 
-Needs an NVIDIA GPU and cubins in the cache (`python -m jax_fa4 build`). Launch overhead is measured on a chain of 200
-calls whose operands are tiny, so that little but launches takes time; once as XLA runs it by default (captured in a
-CUDA graph) and once launched call by call. The kernel's own time comes from the profiler. The first call is compared with
-that of a function that does next to nothing.
+Needs an NVIDIA GPU and cubins in the cache (`python -m jax_fa4 build`). Launch overhead is what a chain of 200 calls
+with tiny operands takes beyond the kernels' own time, which the profiler tells: once as XLA runs the chain by default
+(captured in a CUDA graph), once launched call by call. The first call is compared with that of a function that does
+nearly nothing.
 """
 
 from __future__ import annotations
