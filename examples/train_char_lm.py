@@ -20,10 +20,14 @@ from flax import nnx
 from tqdm import tqdm
 
 import jax_fa4
+from jax_fa4 import cubins
+from jax_fa4.configs import forward_config
 from jax_fa4.flax import attention_fn
+from jax_fa4.spec import AttentionSpec, MaskSpec
+from jax_fa4.support import why_unsupported
 
 HEAD_DIM = 64
-PROMPT = "The "
+PROMPTS = ("The ", "If the ", "This is ")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,10 +107,16 @@ def next_logits(model: CharacterModel, character: jax.Array, position: jax.Array
     return model(character.reshape(1, 1), position.reshape(1, 1), decode=True)[0, 0]
 
 
-def write(model: CharacterModel, shape: Shape, vocabulary: str, prompt: str, temperature: float = 0.6) -> str:
+def write(
+    model: CharacterModel,
+    shape: Shape,
+    vocabulary: str,
+    prompt: str,
+    rng: np.random.Generator,
+    temperature: float = 0.7,
+) -> str:
     """Continues the prompt until the model's window is full."""
     model.empty_caches(shape)
-    rng = np.random.default_rng(0)
     text = prompt
     for position in range(shape.length - 1):
         logits = next_logits(model, jnp.asarray(vocabulary.index(text[position])), jnp.asarray(position))
@@ -116,10 +126,31 @@ def write(model: CharacterModel, shape: Shape, vocabulary: str, prompt: str, tem
     return text
 
 
+def prose() -> str:
+    """The paragraphs of Python's manual that are sentences, one a line."""
+    paragraphs = (paragraph for topic in topics.values() for paragraph in topic.split("\n\n"))
+    return "\n".join(" ".join(p.split()) for p in paragraphs if p[:1].isupper() and p.rstrip().endswith("."))
+
+
 def windows_of(ids: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """A batch of random windows [batch, length + 1]."""
     starts = rng.integers(0, len(ids) - shape.length, size=shape.batch)
     return ids[starts[:, None] + np.arange(shape.length + 1)]
+
+
+def implementation(dtype: jnp.dtype) -> str:
+    """What runs the causal attention of this model on the device at hand."""
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return "blockwise JAX"
+    arch = f"sm_{device.compute_capability.replace('.', '')}a"
+    causal = MaskSpec(has_right=True)
+    spec = AttentionSpec(dtype=dtype.name, head_dim=HEAD_DIM, head_dim_v=HEAD_DIM, group=1, mask=causal)
+    config = forward_config(spec, arch)
+    if config is None:
+        return f"blockwise JAX: {why_unsupported(spec, arch)}"
+    cubin = cubins.get(config)
+    return f"{arch} cubin {cubin.key[:12]}, {len(cubin.image):,} bytes; its gradient in blockwise JAX"
 
 
 def main() -> None:
@@ -133,7 +164,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32 if on_gpu else 8)
     args = parser.parse_args()
 
-    text = "\n\n".join(topics.values())
+    text = prose()
     vocabulary = "".join(sorted(set(text)))
     ids = np.searchsorted(np.array(list(vocabulary)), np.array(list(text))).astype(np.int32)
     training, held_out = np.split(ids, [int(0.95 * len(ids))])
@@ -147,7 +178,8 @@ def main() -> None:
     optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
     parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")
-    print(f"{parameters:,} parameters, {len(text):,} characters of Python's own documentation")
+    print(f"attention: {implementation(dtype)}")
+    print(f"{parameters:,} parameters, {len(text):,} characters of Python's own manual")
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
@@ -162,8 +194,9 @@ def main() -> None:
     unseen = [float(held_out_loss(model, jnp.asarray(windows_of(held_out, shape, rng)))) for _ in range(16)]
     print(f"loss on text it has not seen: {np.mean(unseen):.3f} nats a character")
 
-    print("\nIt now writes:\n")
-    print(textwrap.indent(write(model, shape, vocabulary, PROMPT), "  "))
+    for prompt in PROMPTS:
+        print(f"\nAfter {prompt!r} it writes:\n")
+        print(textwrap.indent(write(model, shape, vocabulary, prompt, rng), "  | ", lambda line: True))
 
 
 if __name__ == "__main__":
