@@ -105,32 +105,49 @@ class SizeChecker {
   int64_t lead_ = 0;
 };
 
-Status Apply(OpCode code, int64_t left, int64_t right, int64_t* out) {
-  bool overflow = false;
+// left / right, towards minus or plus infinity, for a positive divisor.
+int64_t Divide(int64_t left, int64_t right, bool up) {
+  const int64_t quotient = left / right, rest = left % right;  // towards zero, the rest has the sign of `left`
+  return quotient + (up ? (rest > 0 ? 1 : 0) : (rest < 0 ? -1 : 0));
+}
+
+// False where the result does not fit or a divisor is not positive.
+bool Apply(OpCode code, int64_t left, int64_t right, int64_t* out) {
   switch (code) {
     case OpCode::kAdd:
-      overflow = __builtin_add_overflow(left, right, out);
-      break;
+      return !__builtin_add_overflow(left, right, out);
     case OpCode::kSub:
-      overflow = __builtin_sub_overflow(left, right, out);
-      break;
+      return !__builtin_sub_overflow(left, right, out);
     case OpCode::kMul:
-      overflow = __builtin_mul_overflow(left, right, out);
-      break;
+      return !__builtin_mul_overflow(left, right, out);
     case OpCode::kFloorDiv:
-    case OpCode::kCeilDiv: {
-      if (right <= 0) return Status::Invalid("cannot divide ", left, " by ", right, ": a divisor must be positive");
-      const int64_t quotient = left / right, rest = left % right;  // towards zero, the rest has the sign of `left`
-      *out = quotient + (code == OpCode::kCeilDiv ? (rest > 0 ? 1 : 0) : (rest < 0 ? -1 : 0));
-      break;
-    }
+    case OpCode::kCeilDiv:
+      if (right <= 0) return false;
+      *out = Divide(left, right, code == OpCode::kCeilDiv);
+      return true;
     case OpCode::kMin:
       *out = std::min(left, right);
-      break;
+      return true;
     default:  // kMax: the parser lets no other code through
       *out = std::max(left, right);
+      return true;
   }
-  return overflow ? Status::Invalid("an operation on ", left, " and ", right, " does not fit an int64") : Status();
+}
+
+Status ApplyError(OpCode code, int64_t left, int64_t right) {
+  if (code == OpCode::kFloorDiv || code == OpCode::kCeilDiv) {
+    return Status::Invalid("cannot divide ", left, " by ", right, ": a divisor must be positive");
+  }
+  return Status::Invalid("an operation on ", left, " and ", right, " does not fit an int64");
+}
+
+// The product of all sizes before the last `count`. False where it does not fit, which CheckBuffers leaves possible only
+// for a buffer without elements.
+bool Lead(const Buffer& buffer, int64_t count, int64_t* product) {
+  bool fits = true;
+  *product = 1;
+  for (int64_t i = 0; i < buffer.rank - count; ++i) fits &= !__builtin_mul_overflow(*product, buffer.dims[i], product);
+  return fits;
 }
 
 }  // namespace
@@ -159,19 +176,16 @@ Status Evaluate(const Expr& expr, const Buffers& buffers, int64_t* value) {
       case OpCode::kDim:
         stack[depth++] = buffer.dims[buffer.rank - op.axis];
         break;
-      case OpCode::kLead: {
-        int64_t product = 1;  // at most the number of elements, which CheckBuffers found to fit, unless one axis is 0
-        bool overflow = false;
-        for (int64_t i = 0; i < buffer.rank - op.axis; ++i) {
-          overflow |= __builtin_mul_overflow(product, buffer.dims[i], &product);
+      case OpCode::kLead:
+        if (!Lead(buffer, op.axis, &stack[depth++])) {
+          return Status::Invalid("the product of leading axes does not fit an int64");
         }
-        if (overflow) return Status::Invalid("the product of leading axes does not fit an int64");
-        stack[depth++] = product;
         break;
-      }
-      default:
+      default: {
+        const int64_t left = stack[depth - 2], right = stack[depth - 1];
         depth -= 1;
-        FA4_RETURN_IF_ERROR(Apply(op.code, stack[depth - 1], stack[depth], &stack[depth - 1]));
+        if (!Apply(op.code, left, right, &stack[depth - 1])) return ApplyError(op.code, left, right);
+      }
     }
   }
   *value = stack[0];

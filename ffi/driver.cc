@@ -53,7 +53,7 @@ Status GetDriver(const Driver** driver) {
   static Driver table{};
   static const Status status = Load(&table);
   *driver = &table;
-  return status;
+  return status.ok() ? Status() : Status(status.code(), status.message());
 }
 
 }  // namespace jax_fa4

@@ -60,7 +60,8 @@ class LaunchEvaluator {
       const auto* pointer = std::get_if<PointerValue>(&field.value);
       Status status = pointer != nullptr ? EvaluatePointer(*pointer, place)
                                          : EvaluateScalar(std::get<ScalarValue>(field.value), place);
-      if (!status.ok()) return record.fields.size() == 1 ? status : status.At("field at byte ", field.offset);
+      if (!status.ok() && record.fields.size() > 1) return status.At("field at byte ", field.offset);
+      if (!status.ok()) return status;
     }
     return {};
   }

@@ -2,6 +2,7 @@
 #ifndef JAX_FA4_FFI_STATUS_H_
 #define JAX_FA4_FFI_STATUS_H_
 
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -20,26 +21,29 @@ std::string Text(const Parts&... parts) {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(Code code, std::string message) : error_(new Error{code, std::move(message)}) {}
 
   template <typename... Parts>
   static Status Invalid(const Parts&... parts) {
     return Status(Code::kInvalidArgument, Text(parts...));
   }
 
-  bool ok() const { return code_ == Code::kOk; }
-  Code code() const { return code_; }
-  const std::string& message() const { return message_; }
+  bool ok() const { return error_ == nullptr; }
+  Code code() const { return ok() ? Code::kOk : error_->code; }
+  const std::string& message() const { return error_->message; }  // of an error only
 
   // The same error with its place in front.
   template <typename... Place>
   Status At(const Place&... place) const {
-    return Status(code_, Text(place..., ": ", message_));
+    return Status(code(), Text(place..., ": ", message()));
   }
 
  private:
-  Code code_ = Code::kOk;
-  std::string message_;
+  struct Error {
+    Code code;
+    std::string message;
+  };
+  std::unique_ptr<const Error> error_;  // one pointer: success is passed on hot paths
 };
 
 }  // namespace jax_fa4
