@@ -88,7 +88,7 @@ def test_two_runs_of_a_program_give_the_same_bits():
 
 @pytest.mark.parametrize("mapped", ["q", "qk", "qkv"])
 def test_vmap_gives_what_a_loop_gives(mapped):
-    x = jax.tree.map(jnp.asarray, arrays(testing.random(SMALL)))
+    x = arrays(testing.random(SMALL))
     many = {name: jnp.stack([a, a * 0.5, -a]) if name in mapped else a for name, a in x.items()}
     run = functools.partial(kernel, causal=True)
     got = jax.vmap(lambda q, k, v: run(q, k, v), [0 if name in mapped else None for name in "qkv"])(*many.values())
@@ -117,7 +117,7 @@ def test_gradients_of_the_kernel_are_those_of_exact_attention():
 
 
 def test_a_captured_program_with_many_calls_gives_what_single_calls_give():
-    x = jax.tree.map(jnp.asarray, arrays(testing.random(SMALL)))
+    x = arrays(testing.random(SMALL))
 
     def chain(q, k, v):
         for _ in range(6):
@@ -176,7 +176,7 @@ def test_a_call_runs_on_the_device_that_holds_its_operands():
 
 
 def arrays(x):
-    return {name: x[name] for name in "qkv"}
+    return {name: jnp.asarray(x[name]) for name in "qkv"}
 
 
 def options(x):
