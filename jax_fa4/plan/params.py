@@ -139,6 +139,7 @@ class Record:
         object.__setattr__(self, "fields", tuple(RecordField(*f) for f in self.fields))
         end = 0
         for offset, value in self.fields:
+            check(isinstance(value, (Scalar, Pointer)), "a field", "a scalar or a pointer", value)
             check(offset >= end, "a field's offset", f">= {end}, where the one before ends", offset)
             end = offset + value.size
         check(end <= self.size, "the last field's end", f"<= size = {self.size}", end)

@@ -1,5 +1,7 @@
 """Damaged or impossible plans: refused with their place, the field and its value, before anything is evaluated."""
 
+import dataclasses
+import re
 import struct
 
 import pytest
@@ -183,6 +185,57 @@ def test_damaged_images_are_refused(error_of, make_plan, change, message):
     assert error_of(make_plan(), *NO_BUFFERS, images=change(IMAGES)) == f"images: {message}"
 
 
-def test_a_reference_to_a_lead_beyond_the_rank_is_refused_in_python(make_plan):
+# --- the same in Python, before anything is encoded ---
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_LAUNCHES if name != "programmatic"])
+def test_python_refuses_an_impossible_launch(make_launch, name):
+    fields, _ = BAD_LAUNCHES[name]
+    with pytest.raises(ValueError, match="must be"):
+        make_launch(**fields)
+
+
+@pytest.mark.parametrize("name", BAD_PARAMS)
+def test_python_refuses_an_impossible_param(make_plan, name):
+    param, fields, _ = BAD_PARAMS[name]
+    with pytest.raises(ValueError, match="must be"):
+        make_plan(params=(dataclasses.replace(param, **fields),))
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_BUFFER_SPECS if name != "batched"])
+def test_python_refuses_an_impossible_buffer(name):
+    fields, _ = BAD_BUFFER_SPECS[name]
+    with pytest.raises(ValueError, match="must be"):
+        dataclasses.replace(SPEC, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"operands": (SPEC,) * 64}, "the number of buffers must be <= 64, got 65"),
+        ({"arch": "90a"}, "arch must be like sm_90a, got '90a'"),
+    ],
+)
+def test_python_refuses_an_impossible_plan(make_plan, fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dataclasses.replace(make_plan(), **fields)
+
+
+def test_python_refuses_too_many_launches(make_launch, make_plan):
+    with pytest.raises(ValueError, match=re.escape("len(launches) must be <= 8, got 9")):
+        make_plan(launches=(make_launch(),) * 9)
+
+
+def test_python_refuses_a_deep_expression(make_plan):
+    with pytest.raises(ValueError, match="an expression's stack depth must be <= 16, got 17"):
+        make_plan(grid=(deep(17), 1, 1))
+
+
+def test_python_refuses_axes_beyond_the_rank(make_plan):
     with pytest.raises(ValueError, match="axes of q counted from its end must be <= 3, got 4"):
         make_plan(grid=(Lead(Q, 4), 1, 1))
+
+
+def test_plans_of_one_program_are_for_different_architectures(make_plan):
+    with pytest.raises(ValueError, match=re.escape("1 to 8 of different architectures, got ['sm_90a', 'sm_90a']")):
+        encode([make_plan(), make_plan()])
