@@ -132,7 +132,7 @@ class AsyncQueues:
             raise error if op.blame is None else op.blame(error) from error
 
 
-SLICE = 1 << 20  # steps a warp may take in its turn, round robin: until it waits
+SLICE = 1 << 14  # steps a warp may take in its turn, round robin: until it waits
 RANDOM_SLICE = 200
 MAX_IDLE_TURNS = 2000  # turns in which warps only polled and nothing changed
 
@@ -181,8 +181,20 @@ class Scheduler:
             polled = fragment.polling
             fragment.polling = False
             self._advance(self._machine, warp, fragment, budget)
-            has_run |= not (polled and fragment.polling)
+            if fragment in warp.fragments and fragment.wait is None:
+                self._charge(warp, budget)
+            waits_again = fragment.polling or (fragment.wait is not None and fragment.wait.expire is not None)
+            has_run |= not (polled and waits_again)
         return has_run
+
+    def _charge(self, warp: Warp, steps: int) -> None:
+        """A warp has used up a slice or polled: in the end a loop that never ends is found."""
+        warp.steps += steps
+        if warp.steps > self._machine.options.max_steps:
+            raise Deadlock(
+                f"warp {warp.index} of CTA {warp.cta.ctaid} does not end: {warp.steps} steps\n"
+                + _table(self._machine, [(warp, fragment) for fragment in warp.fragments])
+            )
 
     def _wake(self, fragment: Fragment, warp: Warp) -> None:
         wait = fragment.wait
@@ -222,6 +234,7 @@ class Scheduler:
         assert wait is not None and wait.expire is not None  # noqa: PT018 (one fact: it is a wait that can be given up)
         wait.expire()
         fragment.wait = None
+        fragment.polling = True  # to wait for the same again is no progress
 
 
 def _table(machine: Machine, fragments: list[tuple[Warp, Fragment]]) -> str:

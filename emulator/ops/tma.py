@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jax_fa4.emulator import mma
 from jax_fa4.emulator.decode import Effect, Form, GenericAddress, family
 from jax_fa4.emulator.errors import Fault
-from jax_fa4.emulator.layout import number, swizzle
+from jax_fa4.emulator.layout import swizzle
+from jax_fa4.emulator.ops.bulk import issue_store
+from jax_fa4.emulator.ops.mbarrier import find
+from jax_fa4.emulator.ops.memory import owner_of, reduce_words
 from jax_fa4.emulator.schedule import AsyncOp
 from jax_fa4.emulator.state import Cta, Lanes, Warp
 from jax_fa4.emulator.text.module import Address
@@ -26,7 +27,8 @@ __all__: list[str] = []
 
 SMEM_ALIGNMENT = 128  # of a box in shared memory
 MAP_ALIGNMENT = 64
-OFFSET_MASK = 0xFFFFFF  # of a shared address; the bits above are the CTA's rank
+RANK_SHIFT = 24  # of the CTA's rank in a shared address
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
 ROW_BYTES = 128  # no swizzle moves bytes out of such a row
 
 
@@ -91,6 +93,10 @@ class MapOperand:
     address: GenericAddress
     coordinates: tuple[int, ...]
 
+    def values(self, warp: Warp) -> list[npt.NDArray[Any]]:
+        """What the operand holds, over lanes."""
+        return [self.address.at(warp), *(warp.v[slot] for slot in self.coordinates)]
+
     def at(self, warp: Warp, lane: int) -> tuple[BoundTensorMap, tuple[int, ...]]:
         """The map and the coordinates of a lane; the map's rank must be that of the instruction."""
         address = int(self.address.at(warp)[lane])
@@ -101,6 +107,13 @@ class MapOperand:
             message = f"{len(self.coordinates)} coordinates for a map of rank {bound.map.rank}"
             raise Fault("tensor map", message, address=address, lane=lane)
         return bound, tuple(int(warp.v[slot][lane]) for slot in self.coordinates)
+
+
+def _issuers(lanes: Lanes, operands: Sequence[npt.NDArray[Any]]) -> Sequence[int]:
+    """The lanes whose copies happen: one for the warp if all agree, since the hardware's instruction is a warp's."""
+    if all((operand[lanes.mask] == operand[lanes.first]).all() for operand in operands):
+        return (lanes.first,)
+    return lanes.index.tolist()
 
 
 def _map_operand(form: Form, operand: int, rank: int) -> MapOperand:
@@ -144,7 +157,7 @@ def _load(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         to, signal = destination.at(warp), barrier.at(warp)
-        for lane in lanes.index:
+        for lane in _issuers(lanes, [to, signal, *source.values(warp)]):
             bound, coordinates = source.at(warp, lane)
             offset, signal_offset = int(to[lane]) & OFFSET_MASK, int(signal[lane]) & OFFSET_MASK
             if mask is None:
@@ -153,7 +166,7 @@ def _load(form: Form) -> Effect:
                 pairs = list(_multicast(warp, int(warp.v[mask][lane]), int(signal[lane]), signals_pair))
             for cta, signalled in pairs:
                 box = Box(bound=bound, coordinates=coordinates, cta=cta, offset=offset, what="TMA load")
-                _issue_load(warp, box, signalled.mbarriers.at(signal_offset))
+                _issue_load(warp, box, find(warp, signalled.rank << RANK_SHIFT | signal_offset, "TMA load"))
 
     return form.effect(execute)
 
@@ -175,7 +188,7 @@ def _multicast(warp: Warp, mask: int, signal: int, signals_pair: bool) -> Iterat
     ctas = warp.cta.cluster.ctas
     if mask == 0 or mask >> len(ctas):
         raise Fault("bounds", f"multicast mask {mask:#06x} in a cluster of {len(ctas)} CTAs")
-    parity = signal >> 24 & 1
+    parity = signal >> RANK_SHIFT & 1
     for cta in ctas:
         if mask >> cta.rank & 1:
             yield cta, ctas[cta.rank & ~1 | parity] if signals_pair else cta
@@ -205,18 +218,29 @@ def _issue_load(warp: Warp, box: Box, barrier: Mbarrier) -> None:
 
 # stores and reductions
 
-Combine = Callable[[npt.NDArray[Any], npt.NDArray[Any], str], npt.NDArray[Any]]
-
-
-def _replace(_old: npt.NDArray[Any], new: npt.NDArray[Any], _dtype: str) -> npt.NDArray[Any]:
-    return new
+INTEGERS = ("u32", "s32", "u64", "s64")
+REDUCTIONS: dict[str, tuple[str, ...]] = {  # legal element types
+    "add": (*INTEGERS, "f16", "bf16", "f32"),
+    "min": (*INTEGERS, "f16", "bf16"),
+    "max": (*INTEGERS, "f16", "bf16"),
+    "and": INTEGERS,
+    "or": INTEGERS,
+    "xor": INTEGERS,
+}
 
 
 def _store(form: Form) -> Effect:
-    return _to_global(form, _replace, "TMA store")
+    return _to_global(form, None, "TMA store")
 
 
-def _to_global(form: Form, combine: Combine, what: str) -> Effect:
+@family("cp.reduce.async.bulk.tensor")
+def bulk_reduce_tensor(form: Form) -> Effect:
+    """As a store, but each element is combined with what is in global memory."""
+    operation = form.take(*REDUCTIONS)
+    return _to_global(form, operation, f"TMA reduction ({operation})")
+
+
+def _to_global(form: Form, operation: str | None, what: str) -> Effect:
     rank = _rank(form)
     for word in ("global", "shared::cta", "bulk_group"):
         form.take(word)
@@ -229,88 +253,36 @@ def _to_global(form: Form, combine: Combine, what: str) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         addresses = source.at(warp)
-        for lane in lanes.index:
+        for lane in _issuers(lanes, [addresses, *target.values(warp)]):
             bound, coordinates = target.at(warp, lane)
-            cta = warp.cta.cluster.cta_of(int(addresses[lane]))
-            if cta is not warp.cta:
-                raise Fault("bounds", f"shared::cta source lies in CTA {cta.rank}", address=int(addresses[lane]))
+            if operation is not None and bound.map.dtype not in REDUCTIONS[operation]:
+                raise Fault("tensor map", f"{what} of {bound.map.dtype} elements")
+            cta = owner_of(warp, addresses[lane : lane + 1], what, own_only=True)
             offset = int(addresses[lane]) & OFFSET_MASK
             box = Box(bound=bound, coordinates=coordinates, cta=cta, offset=offset, what=what)
-            _issue_store(warp, int(lane), box, combine)
+            _issue_store(warp, lane, box, operation)
 
     return form.effect(execute)
 
 
-def _issue_store(warp: Warp, lane: int, box: Box, combine: Combine) -> None:
+def _issue_store(warp: Warp, lane: int, box: Box, operation: str | None) -> None:
     box.check()
-    group = warp.cta.bulk_groups(warp, lane)
     if box.cta.smem.check_races:
+        group = warp.cta.bulk_groups(warp, lane)
         box.cta.smem.shadow.check_read(box.cells, warp.clock.times, by_async=True, what=box.what)
         box.cta.smem.shadow.mark_read(box.cells, group.agent, group.epoch)
-    taken: list[npt.NDArray[Any]] = []
 
-    def read_source() -> None:
-        taken.append(box.read_shared())
-
-    def write_destination() -> None:
+    def write(values: npt.NDArray[Any]) -> None:
         if (part := box.global_part()) is not None:
             inside, view = part
-            view[...] = combine(view, taken[0][inside], box.bound.map.dtype)
+            new = np.ascontiguousarray(values[inside])
+            if operation is not None:
+                new = reduce_words(operation, box.bound.map.dtype, np.ascontiguousarray(view), new, flushes=True)
+            view[...] = new
 
     size = box.bound.map.box_bytes
     warp.machine.stats.add(warp, "tma_store_bytes", size)
-    group.add(AsyncOp(steps=(read_source, write_destination), what=f"{box.what} of {size} bytes", blame=warp.blame()))
-
-
-INTEGERS = ("u32", "s32", "u64", "s64")
-ALL_TYPES = (*INTEGERS, "f16", "bf16", "f32")
-REDUCTIONS: dict[str, tuple[str, ...]] = {  # legal element types
-    "add": ALL_TYPES,
-    "min": (*INTEGERS, "f16", "bf16"),
-    "max": (*INTEGERS, "f16", "bf16"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": INTEGERS,
-    "or": INTEGERS,
-    "xor": INTEGERS,
-}
-OPERATIONS: dict[str, Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[Any]]] = {
-    "add": np.add,
-    "min": np.fmin,
-    "max": np.fmax,
-    "inc": lambda old, new: np.where(old >= new, 0, old + 1),
-    "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1),
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-NUMPY_TYPES = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "f32": np.float32}
-
-
-def _flushed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
-
-
-def _reduce(operation: str, old: npt.NDArray[Any], new: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """Bit patterns of `old` operation `new`: unsigned arrays that hold elements of type `dtype`."""
-    if dtype not in REDUCTIONS[operation]:
-        raise Fault("tensor map", f"reduction {operation} of {dtype} elements")
-    function = OPERATIONS[operation]
-    if dtype in ("f16", "bf16"):
-        wide = number.FORMATS[dtype]
-        result = function(wide.decode(np.ascontiguousarray(old)), wide.decode(new))
-        return number.encode_bf16(result) if dtype == "bf16" else mma.to_float16(result)
-    typed = [np.ascontiguousarray(x).view(NUMPY_TYPES[dtype]) for x in (old, new)]
-    if dtype == "f32":  # adds to global memory flush subnormal numbers
-        return _flushed(function(*map(_flushed, typed))).view(old.dtype)
-    return function(*typed).astype(typed[0].dtype).view(old.dtype)
-
-
-@family("cp.reduce.async.bulk.tensor")
-def bulk_reduce_tensor(form: Form) -> Effect:
-    """As a store, but each element is combined with what is in global memory."""
-    operation = form.take(*REDUCTIONS)
-    return _to_global(form, functools.partial(_reduce, operation), f"TMA reduction ({operation})")
+    issue_store(warp, lane, box.read_shared, write, f"{box.what} of {size} bytes")
 
 
 # without effect on results: hints, and fences for maps rewritten in memory, which no launch can have
