@@ -27,6 +27,7 @@ Status Load(Driver* driver) {
   FA4_REQUIRE(cuLibraryLoadData);
   FA4_REQUIRE(cuLibraryUnload);
   FA4_REQUIRE(cuLibraryGetKernel);
+  FA4_REQUIRE(cuKernelGetFunction);
   FA4_REQUIRE(cuKernelGetAttribute);
   FA4_REQUIRE(cuKernelSetAttribute);
   FA4_REQUIRE(cuLaunchKernelEx);

@@ -65,6 +65,7 @@ struct Driver {
                                 unsigned num_jit, void* options, void** values, unsigned num_options);
   CuResult (*cuLibraryUnload)(CuLibrary library);
   CuResult (*cuLibraryGetKernel)(CuKernel* kernel, CuLibrary library, const char* name);
+  CuResult (*cuKernelGetFunction)(void** function, CuKernel kernel);  // in the current context
   CuResult (*cuKernelGetAttribute)(int* value, int32_t attribute, CuKernel kernel, CuDevice device);
   CuResult (*cuKernelSetAttribute)(int32_t attribute, int value, CuKernel kernel, CuDevice device);
   CuResult (*cuLaunchKernelEx)(const CuLaunchConfig* config, CuKernel kernel, void** params, void** extra);

@@ -161,6 +161,15 @@ Status RaiseLimits(const Driver& driver, const Launch& launch, CuKernel kernel, 
                       "cuKernelSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)");
 }
 
+Status PrepareKernel(const Driver& driver, const Launch& launch, CuKernel kernel, CuDevice device) {
+  // Puts the code on the device now: by default the first launch does, which may come while a graph is captured.
+  // Without a current context nothing happens, and the launch has to do it after all.
+  void* function = nullptr;
+  driver.cuKernelGetFunction(&function, kernel);
+  FA4_RETURN_IF_ERROR(CheckParams(driver, launch, kernel));
+  return RaiseLimits(driver, launch, kernel, device);
+}
+
 size_t FillAttributes(const Launch& launch, CuLaunchAttribute* attributes) {
   size_t count = 0;
   if (launch.cluster[0] > 1 || launch.cluster[1] > 1 || launch.cluster[2] > 1) {
@@ -235,8 +244,7 @@ Status PrepareDevice(const Driver& driver, const Plan& plan, std::string_view im
     FA4_RETURN_IF_ERROR_AT(ResolveKernel(driver, launch, images, &prepared->kernels[i]), launch.entry, " for ",
                            prepared->variant->arch.name, " on device ", ordinal, " of compute capability ", major, ".",
                            minor);
-    FA4_RETURN_IF_ERROR_AT(CheckParams(driver, launch, prepared->kernels[i]), launch.entry);
-    FA4_RETURN_IF_ERROR_AT(RaiseLimits(driver, launch, prepared->kernels[i], device), launch.entry);
+    FA4_RETURN_IF_ERROR_AT(PrepareKernel(driver, launch, prepared->kernels[i], device), launch.entry);
   }
   return {};
 }

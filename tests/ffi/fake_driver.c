@@ -83,6 +83,11 @@ int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
   return result_of("cuLibraryGetKernel");
 }
 
+int cuKernelGetFunction(void** function, void* kernel) {
+  *function = kernel;
+  return result_of("cuKernelGetFunction");
+}
+
 static int limit;
 
 int cuKernelGetAttribute(int* value, int32_t attribute, void* kernel, int device) {

@@ -169,6 +169,11 @@ def test_a_failed_call_is_named_with_its_cuda_error(run, make_plan, request_for,
     assert error == {"code": "INTERNAL", "message": message}
 
 
+def test_a_process_without_a_current_context_still_launches(run, make_plan, request_for):
+    answers, _ = run(request_for(make_plan()), fail="cuKernelGetFunction=201", params=SIZES)
+    assert answers == [{}]
+
+
 def test_a_failed_launch_names_error_kernel_and_grid(run, make_plan, request_for):
     (answer,), _ = run(request_for(make_plan()), fail="cuLaunchKernelEx=700", params=SIZES)
     assert answer["error"] == {
