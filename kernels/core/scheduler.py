@@ -48,7 +48,7 @@ class SingleTile:
     def tile(self, index: Index, grid: Grid) -> Tile:
         """The tile of CTA `index`."""
         group = _quotient(grid.q_heads, grid.kv_heads)
-        m_blocks = (grid.q_len + (self.tile_m - 1)) // self.tile_m
+        m_blocks = _quotient(grid.q_len + (self.tile_m - 1), self.tile_m)
         if not self.longest_first:
             head, m_block = _divmod(index, m_blocks)
             return self._at(m_block, head, group, grid)
@@ -64,7 +64,8 @@ class SingleTile:
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> Tile:
         """`head` counts the query heads of all batch entries."""
         batch, q_head = _divmod(head, grid.q_heads)
-        return Tile(m_block, q_head, _quotient(q_head, group), batch)
+        kv_head = _quotient(head, group) - batch * grid.kv_heads  # not of q_head: the two divisions run side by side
+        return Tile(m_block, q_head, kv_head, batch)
 
 
 def _quotient(a: Index, b: Index) -> Index:
