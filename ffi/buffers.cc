@@ -141,8 +141,8 @@ Status ApplyError(OpCode code, int64_t left, int64_t right) {
   return Status::Invalid("an operation on ", left, " and ", right, " does not fit an int64");
 }
 
-// The product of all sizes before the last `count`. False where it does not fit, which CheckBuffers leaves possible only
-// for a buffer without elements.
+// The product of all sizes before the last `count`. False where it does not fit, which CheckBuffers leaves possible
+// only for a buffer without elements.
 bool Lead(const Buffer& buffer, int64_t count, int64_t* product) {
   bool fits = true;
   *product = 1;
