@@ -181,7 +181,8 @@ class Round:
     def __init__(self, count: int, kind: str, times: Times):
         self.count = count
         self.kind = kind
-        self.arrived: dict[Warp, int] = {}
+        self.arrived: list[Warp] = []
+        self.missing_lanes: dict[Warp, int] = {}
         self.times = times
         self.votes = 0
         self.is_complete = False
@@ -208,14 +209,18 @@ class NamedBarriers:
             raise Fault("named barrier", f"barrier {number} with {threads} threads, others came with {current.count}")
         if current.kind != kind:
             raise Fault("named barrier", f"barrier {number} mixes reductions with sync or arrive")
-        if current.arrived.get(warp, 0) & lanes:
+        machine = self._cta.cluster.machine
+        if machine.options.strict and warp in current.arrived:
+            # a known-good kernel arrives for itself before it waits, so that its first wait passes
             raise Fault("named barrier", f"the warp arrives twice at barrier {number} before it completes")
-        self._cta.cluster.machine.progress += 1
+        machine.progress += 1
         np.maximum(current.times, warp.clock.release(), out=current.times)
-        current.arrived[warp] = current.arrived.get(warp, 0) | lanes
         current.votes += votes
-        whole = sum(mask == warp.alive for warp, mask in current.arrived.items())
-        if 32 * whole == threads:
+        current.missing_lanes[warp] = current.missing_lanes.get(warp, warp.alive) & ~lanes
+        if not current.missing_lanes[warp]:
+            del current.missing_lanes[warp]
+            current.arrived.append(warp)
+        if 32 * len(current.arrived) == threads:
             current.is_complete = True
             del self._open[number]
         return current

@@ -85,6 +85,7 @@ class Options:
       exact_mma: matrix units bit by bit as measured, instead of one float32 matrix product an instruction.
       check_races: keep shadow memory and vector clocks of shared and tensor memory.
       resident_clusters: how many clusters run at a time.
+      max_steps: a warp that has used up slices of more than this many steps is taken to be in an endless loop.
       record_timeline: keep events for `timeline`.
     """
 
@@ -95,4 +96,5 @@ class Options:
     exact_mma: bool = False
     check_races: bool = True
     resident_clusters: int = 1
+    max_steps: int = 100_000_000
     record_timeline: bool = False

@@ -151,6 +151,7 @@ class Warp:
         self.touched = 0
         self.counts = [0] * len(cta.cluster.program.steps)
         self.step: Step = cta.cluster.program.steps[0]
+        self.steps = 0
         self.scratch: dict[str, Any] = {}
 
     def blame(self) -> Callable[[Exception], EmulatorError]:

@@ -18,11 +18,18 @@ MUFU = ("ex2", "rcp", "rsqrt", "sqrt", "lg2", "tanh", "sin", "cos")
 
 
 class Stats:
-    """Counts, by warp index (the same warp of all CTAs together). An instruction counts once a warp."""
+    """Counts, by warp index (the same warp of all CTAs together). An instruction counts once a warp.
+
+    Attributes:
+      opcodes: warp index -> opcode -> executions.
+      amounts: warp index -> name -> amount, see `add`.
+      lines: line of the PTX text -> executions by all warps.
+    """
 
     def __init__(self) -> None:
         self.opcodes: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.amounts: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.lines: collections.Counter[int] = collections.Counter()
 
     def add(self, warp: Warp, name: str, amount: int) -> None:
         """Count `amount` more of `name` for a warp."""
@@ -35,6 +42,7 @@ class Stats:
             if count:
                 for instruction in step.instructions:
                     opcodes[instruction.opcode] += count
+                    self.lines[instruction.line] += count
 
     @property
     def instructions(self) -> int:

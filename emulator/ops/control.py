@@ -25,8 +25,8 @@ def _registers(warp: Warp) -> int:
 
 
 def _pool(warp: Warp) -> int:
-    """Registers in use by the CTA."""
-    return sum(32 * _registers(other) for other in warp.cta.warps if other.alive)
+    """Registers in use by the CTA; warps that have exited keep theirs."""
+    return sum(32 * _registers(other) for other in warp.cta.warps)
 
 
 @family("setmaxnreg")
