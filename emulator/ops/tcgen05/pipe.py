@@ -21,9 +21,12 @@ class Pipe:
     completed: int = 0
 
     def times(self, warp: Warp) -> Times:
-        """What has happened before the next operation: what the warp knows, and all that the thread issued before."""
+        """What the next operation may rely on: what the warp knows, all that the thread issued before, and itself.
+
+        An accumulating MMA reads what it writes, so its own reads must not stand in its way.
+        """
         times = warp.clock.times.copy()
-        times[:, self.agent] = self.issued
+        times[:, self.agent] = self.issued + 1
         return times
 
 
