@@ -56,6 +56,10 @@ def attention(
     Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers (and for lengths numpy
     arrays) are checked; other arrays are not, and a value outside its range gives an undefined result.
 
+    For policies of `jax.checkpoint` the results are named "jax_fa4_out" and "jax_fa4_lse": saving both spares a second
+    forward. Batch and heads may be sharded without communication, heads where K is a multiple of the devices they are
+    on; for fewer kv heads repeat k and v along their heads up to a multiple.
+
     Args:
       q: [*batch, T, N, D] float16, bfloat16, float32 or float64.
       k: [*batch, S, K, D], q's dtype.

@@ -161,7 +161,7 @@ def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int) -> jax.Ar
     """Lengths that broadcast to the batch; those given as numbers or by numpy must not exceed the array's length."""
     if _known_number(value) is not None:
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and isinstance(limit, int):  # no symbolic length
         for known in value.min(initial=0), value.max(initial=0):
             if not 0 <= known <= limit:
                 fail(ValueError, f"{name} must be from 0 to {limit}", known)

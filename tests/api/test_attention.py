@@ -14,6 +14,8 @@ import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTHS = {"square": (7, 7), "decode": (1, 9), "tall": (9, 5), "two-blocks": (5, 261)}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "lengths": tuple(LENGTHS),
@@ -78,14 +80,6 @@ CELLS = [cell_of(row) for row in pairwise(FACTORS)]
 
 
 DRAWS = 8  # of inputs that a bound is measured on: by chance the error of a single number may be far too small
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation():
-    """Compiling takes most of the time here; other modules run what XLA's optimisations make of the same code."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Values(NamedTuple):

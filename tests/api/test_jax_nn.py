@@ -12,6 +12,8 @@ import pytest
 import jax_fa4
 from jax_fa4 import testing
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BATCH, T, S, N, K, H = 2, 6, 9, 4, 2, 16
 RNG = np.random.default_rng(0)
 BIAS = RNG.standard_normal((BATCH, N, T, S)).astype(np.float32)

@@ -9,6 +9,8 @@ import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def assert_zero(*arrays):
     for array in arrays:

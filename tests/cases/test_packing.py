@@ -9,6 +9,8 @@ import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def test_packed_sequences_are_as_if_alone():
     lengths, padding = (3, 1, 4), 2

@@ -54,6 +54,24 @@ def test_one_program_serves_every_batch_and_length():
         assert np.abs(out - exact.out).max() <= testing.error_bound(exact.out, rounded.out, "float32", factor=3)
 
 
+def test_masks_and_lengths_of_any_size_are_exported_too():
+    b, t, s = export.symbolic_shape("b, t, s")
+    q = jax.ShapeDtypeStruct((b, t, 4, 16), "float32")
+    kv = jax.ShapeDtypeStruct((b, s, 2, 16), "float32")
+    mask, lengths = jax.ShapeDtypeStruct((b, 1, t, s), "bool"), jax.ShapeDtypeStruct((b,), "int32")
+    ids = jax.ShapeDtypeStruct((b, t), "int32"), jax.ShapeDtypeStruct((b, s), "int32")
+
+    def masked(q, k, v, mask, lengths, q_ids, kv_ids):
+        return jax_fa4.attention(q, k, v, mask=mask, kv_lengths=lengths, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
+
+    loaded = exported(masked, q, kv, kv, mask, lengths, *ids)
+    options = {"mask": "full", "segments": 2, "kv_lengths": (3, 6)}
+    x = testing.random(Cell(q=5, k=7, group=2, **options))
+    x["mask"] = x["mask"][:, :1]
+    names = ("q", "k", "v", "mask", "kv_lengths", "q_segment_ids", "kv_segment_ids")
+    np.testing.assert_allclose(loaded.call(*(x[name] for name in names)), testing.attention(x).out, atol=1e-6)
+
+
 def test_our_custom_call_is_among_the_disabled_checks():
     assert export.DisabledSafetyCheck.custom_call("jax_fa4_launch_v1") in jax_fa4.export_disabled_checks()
 
