@@ -91,8 +91,8 @@ Status ResolveKernel(const Driver& driver, const Launch& launch, std::string_vie
                   Text("no cubin of key ", Hex(launch.key),
                        " is known in this process, and the program carries none. An executable that was deserialised "
                        "never lowers its program, which is what loads cubins: call or lower the program in this "
-                       "process (`python -m jax_fa4 build` compiles its cubins ahead of time), or export it with jax.export, "
-                       "which embeds them"));
+                       "process (`python -m jax_fa4 build` compiles its cubins ahead of time), or export it with "
+                       "jax.export, which embeds them"));
   }
   FA4_RETURN_IF_ERROR_AT(LoadKernel(driver, launch, image, kernel), "cubin of key ", Hex(launch.key));
   registry.kernels[{launch.key, launch.entry}] = *kernel;

@@ -38,9 +38,7 @@ def compiled():
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("needs JAX's CUDA plugin")
     launcher.require()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-        topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
+    topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
     sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
     x = jax.ShapeDtypeStruct((3, 1000), jnp.float32, sharding=sharding)
 
