@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,17 +15,22 @@ from jax_fa4.blockwise import keys
 from jax_fa4.operands import Operands
 
 BLOCK_KEYS = 4
-compiled = functools.partial(  # quickly rather than well
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
-forward_jit = compiled(blockwise.forward)
-backward_jit = compiled(blockwise.backward, static_argnums=3)
-tangent_jit = compiled(blockwise.tangent)
+forward_jit = jax.jit(blockwise.forward)
+backward_jit = jax.jit(blockwise.backward, static_argnums=3)
+tangent_jit = jax.jit(blockwise.tangent)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "BLOCK_KEYS", BLOCK_KEYS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """These programs run once: half of the time goes if XLA optimises them less."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)
