@@ -131,8 +131,6 @@ class Consumers(NamedTuple):
 class Fragments(NamedTuple):
     """What a consumer thread computes with."""
 
-    scores_mma: cute.TiledMma
-    values_mma: cute.TiledMma
     q: cute.Tensor  # descriptors (MMA, 1, K) of the warpgroup's rows
     k: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
     v: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
@@ -307,8 +305,6 @@ class ForwardSm90:
         weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_n))
         out_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.head_dim_v))
         return Fragments(
-            scores_mma=scores_mma,
-            values_mma=values_mma,
             q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q))[None, None, None, wg],
             k=scores_mma.make_fragment_B(by_keys.partition_B(smem.k)),
             v=values_mma.make_fragment_B(by_values.partition_B(smem.v_transposed)),
@@ -365,9 +361,9 @@ class ForwardSm90:
         warpgroup.wait_group(1)  # S(n) is in registers; O += P(n+1) V(n+1) may still run
         k.release()
         rescale = self.weigh(fragments, work, n_block, right=right, left=left)
-        # O is complete up to block n+1, and nothing reads P any more. The assembler moves this wait up to where the maxima
-        # are known; held back behind the exponentials it costs 5% (H200, d64 and causal d128), since they then no longer
-        # share their time with rescaling and packing
+        # O is complete up to block n+1, and nothing reads P any more. The assembler moves this wait up into the search
+        # for the maxima. Held back behind them, or behind the exponentials, it made d64, causal and short d128 2-9%
+        # slower (H200), long d128 2% faster: the exponentials then have less rescaling and packing beside them.
         warpgroup.wait_group(0)
         v.release()
         mma.scale_rows(fragments.out, rescale)
@@ -434,7 +430,7 @@ class ForwardSm90:
         """Registers -> the warpgroup's own rows of Q in smem -> global memory; rows past q_len are not written."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
-        copy = cute.make_tiled_copy_C(atom, fragments.values_mma)
+        copy = cute.make_tiled_copy_C(atom, mma.values_mma(self.dtype, self.config.head_dim_v))
         rounded = cute.make_rmem_tensor_like(fragments.out, self.dtype)
         rounded.store(fragments.out.load().to(self.dtype))
         target = smem.out[None, None, wg]
