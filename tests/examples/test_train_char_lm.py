@@ -1,0 +1,53 @@
+"""The training example, on a model small enough for a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx", reason="needs the example's packages (pip install 'jax-fa4[demo]')")
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_char_lm.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_char_lm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_training_lowers_the_loss_and_ends_with_writing():
+    options = ["--steps", "48", "--layers", "1", "--heads", "1", "--length", "16"]
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert losses[-2] < losses[0] - 1  # the last one is of unseen text
+    assert re.search(r"^attention: (blockwise JAX|sm_\w+ cubin)", done.stdout, re.MULTILINE)
+    assert done.stdout.count("it writes:") == 3
+    assert "48/48" in done.stderr  # the progress bar
+
+
+def test_one_character_at_a_time_gives_the_logits_of_all_at_once(example):
+    shape = example.Shape(vocabulary=30, layers=1, heads=1, length=6, batch=1)
+    model = example.CharacterModel(shape, jnp.dtype("float32"), nnx.Rngs(0))
+    ids = np.random.default_rng(0).integers(0, 30, size=(1, 6))
+    together = nnx.jit(example.CharacterModel.__call__)(model, jnp.asarray(ids), jnp.arange(6))[0]
+    model.empty_caches(shape)
+    steps = [example.next_logits(model, jnp.asarray(ids[0, i]), jnp.asarray(i)) for i in range(6)]
+    np.testing.assert_allclose(jnp.stack(steps), together, atol=1e-5)
+
+
+def test_the_text_is_english_sentences(example):
+    lines = example.prose().splitlines()
+    assert len(lines) > 500
+    assert all(line[0].isupper() and line.endswith(".") for line in lines)
