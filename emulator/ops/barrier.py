@@ -38,7 +38,7 @@ def bar(form: Form) -> Effect:
         threads = None if count is None else lanes.uniform(warp.v[count], "the barrier's thread count")
         votes = 0 if vote is None else int(warp.v[vote][lanes.mask].sum())
         barriers = warp.cta.named_barriers
-        round_ = barriers.arrive(warp, lanes.bits, which, threads, "red" if mode == "red" else "sync", votes)
+        round_ = barriers.arrive(warp, lanes.bits, which, threads, mode, votes)
         if mode == "arrive":
             return None
         return Wait(

@@ -128,7 +128,10 @@ def _to_global(form: Form, operation: str | None, kind: str) -> Effect:
     dtype = np.dtype(f"u{width}")
 
     def execute(warp: Warp, lanes: Lanes) -> None:
-        for lane in lanes.index:
+        operands = (target.at(warp), source.at(warp), warp.v[size])
+        agree = all((operand[lanes.mask] == operand[lanes.first]).all() for operand in operands)
+        # a store by a whole warp becomes one machine instruction, a reduction a loop over lanes (ptxas 13.0)
+        for lane in lanes.index[:1] if agree and operation is None else lanes.index:
             count = int(warp.v[size][lane])
             _check_size(count)
             memory, start = _check_global(warp, int(target.at(warp)[lane]), count, "bulk store")

@@ -27,7 +27,7 @@ def float8_bits(x, name: str):
     """float32 to 8-bit patterns: to nearest even, larger magnitudes clamp to the largest finite, NaN is 0x7F."""
     _, fraction_bits, bias = FLOAT8[name]
     magnitude = np.minimum(np.abs(x.astype(np.float64)), MAXIMUM[name])
-    exponent = np.maximum(np.frexp(magnitude)[1] - 1, 1 - bias)
+    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, 1 - bias), 1 - bias)
     steps = np.rint(np.ldexp(magnitude, fraction_bits - exponent)).astype(np.int64)  # 2**fraction_bits and up if normal
     code = (exponent + bias - 1 << fraction_bits) + steps  # a carry into the exponent comes out right
     code = np.minimum(code, 0x7E if name == "e4m3" else 0x7B)

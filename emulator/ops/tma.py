@@ -110,7 +110,11 @@ class MapOperand:
 
 
 def _issuers(lanes: Lanes, operands: Sequence[npt.NDArray[Any]]) -> Sequence[int]:
-    """The lanes whose copies happen: one for the warp if all agree, since the hardware's instruction is a warp's."""
+    """The lanes whose stores happen: one for the warp if all agree.
+
+    The assembler turns a store by a whole warp into one instruction, and known-good kernels rely on it; loads and
+    reductions become a loop over the lanes (seen in machine code of ptxas 13.0, sm_90a and sm_100a).
+    """
     if all((operand[lanes.mask] == operand[lanes.first]).all() for operand in operands):
         return (lanes.first,)
     return lanes.index.tolist()
@@ -157,7 +161,7 @@ def _load(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         to, signal = destination.at(warp), barrier.at(warp)
-        for lane in _issuers(lanes, [to, signal, *source.values(warp)]):
+        for lane in lanes.index.tolist():
             bound, coordinates = source.at(warp, lane)
             offset, signal_offset = int(to[lane]) & OFFSET_MASK, int(signal[lane]) & OFFSET_MASK
             if mask is None:
@@ -253,7 +257,8 @@ def _to_global(form: Form, operation: str | None, what: str) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         addresses = source.at(warp)
-        for lane in _issuers(lanes, [addresses, *target.values(warp)]):
+        every = lanes.index.tolist()
+        for lane in every if operation else _issuers(lanes, [addresses, *target.values(warp)]):
             bound, coordinates = target.at(warp, lane)
             if operation is not None and bound.map.dtype not in REDUCTIONS[operation]:
                 raise Fault("tensor map", f"{what} of {bound.map.dtype} elements")

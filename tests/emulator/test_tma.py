@@ -242,13 +242,15 @@ def test_bfloat16_sums_are_rounded_to_nearest():
     assert (tensor.array == number.encode_bf16(number.BF16.decode(old) + number.BF16.decode(new))).all()
 
 
-def test_a_copy_that_all_lanes_issue_alike_happens_once():
-    """The hardware's instruction belongs to the warp: kernels leave the election out."""
+@pytest.mark.parametrize(("opcode", "suffix", "times"), [("cp.async", "", 1), ("cp.reduce.async", ".add", 32)])
+def test_a_store_that_all_lanes_issue_alike_happens_once_but_a_reduction_in_every_lane(opcode, suffix, times):
+    """So does the machine code that the assembler makes: kernels leave the election out for stores."""
     tensor = Tensor.of(np.zeros((8, 32), np.float32), "f32", (32, 8), swizzle="128B")
     ones = np.ones(256, np.float32)
-    body = START + fill(1024) + store((0, 0), "cp.reduce.async.bulk.tensor", ".add").replace("@%p1 bra STORED;", "")
-    run_body(body, params=(tensor.map, Buffer(ones)), smem=SMEM)
-    assert (tensor.array == 1).all()
+    body = START + fill(1024) + store((0, 0), f"{opcode}.bulk.tensor", suffix).replace("@%p1 bra STORED;", "")
+    result = run_body(body, params=(tensor.map, Buffer(ones)), smem=SMEM)
+    assert (tensor.array == times).all()
+    assert result.stats.total("tma_store_bytes") == times * ones.nbytes
 
 
 # clusters
