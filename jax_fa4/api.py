@@ -141,7 +141,7 @@ def _scale(value: Any, q: jax.Array) -> jax.Array:
 
 
 def _softmax_dtype(q: jax.Array) -> Any:
-    return jnp.promote_types(q.dtype, jnp.float32)
+    return jnp.float64 if q.dtype == jnp.float64 else jnp.float32
 
 
 def _with_bounds(x: Operands, causal: bool, window: Any, q_offset: Any) -> Operands:

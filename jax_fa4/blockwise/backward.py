@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_fa4.blockwise.heads import accumulator_dtype, join_heads, sink_rows, split_heads, split_rows
 from jax_fa4.blockwise.keys import KeyBlocks
 from jax_fa4.blockwise.rows import Results, forward_rows, sink_weights
-from jax_fa4.blockwise.scores import ScoreInputs, contract, exact_products, key_block, scaled_queries, scores
+from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, own_settings, scaled_queries, scores
 from jax_fa4.operands import Operands
 
 __all__ = ["backward"]
@@ -31,7 +31,7 @@ class Keys(NamedTuple):
     bias: jax.Array | None
 
 
-@exact_products
+@own_settings
 def backward(x: Operands, saved: Results, cotangents: Results, wrt: tuple[str, ...]) -> tuple[jax.Array, ...]:
     """Cotangents of the operands named in `wrt` (q, k and v among them), with the operands' shapes and dtypes.
 

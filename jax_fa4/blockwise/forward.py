@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_fa4.blockwise.heads import accumulator_dtype, join_heads, join_rows, sink_rows, split_heads
 from jax_fa4.blockwise.keys import KeyBlocks
 from jax_fa4.blockwise.mask import padded_rows
-from jax_fa4.blockwise.scores import ScoreInputs, contract, exact_products, key_block, scaled_queries, scores
+from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, own_settings, scaled_queries, scores
 from jax_fa4.operands import Operands
 
 __all__ = ["forward"]
@@ -24,7 +24,7 @@ class Softmax(NamedTuple):
     acc: jax.Array  # [*B, K, G, T, E], of exp(s - row_max) * v
 
 
-@exact_products
+@own_settings
 def forward(x: Operands) -> tuple[jax.Array, jax.Array]:
     """out [*B, T, N, E] in q's dtype and lse [*B, N, T] in accumulator precision (natural log, scale and sink in it).
 

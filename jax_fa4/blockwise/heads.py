@@ -24,7 +24,7 @@ __all__ = [
 
 def accumulator_dtype(x: Operands) -> jnp.dtype:
     """Precision of scores, sums and lse: float64 for float64 operands, else float32."""
-    return jnp.promote_types(x.q.dtype, jnp.float32)
+    return jnp.dtype("float64" if x.q.dtype == jnp.float64 else "float32")
 
 
 def split_heads(a: jax.Array, kv_heads: int) -> jax.Array:

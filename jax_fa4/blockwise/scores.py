@@ -14,7 +14,7 @@ from jax_fa4.blockwise.keys import KeyBlocks
 from jax_fa4.blockwise.mask import seen_keys, visible
 from jax_fa4.operands import Operands
 
-__all__ = ["KeyBlock", "ScoreInputs", "contract", "exact_products", "key_block", "scaled_queries", "scores"]
+__all__ = ["KeyBlock", "ScoreInputs", "contract", "key_block", "own_settings", "scaled_queries", "scores"]
 
 R = TypeVar("R")
 
@@ -72,15 +72,21 @@ def contract(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, a, b, preferred_element_type=a.dtype)
 
 
-def exact_products(function: Callable[..., R]) -> Callable[..., R]:
-    """Traces `function(x, ...)` with products as exact as the operands' dtype asks for, on a GPU too.
+def own_settings(function: Callable[..., R]) -> Callable[..., R]:
+    """Traces `function(x, ...)` under settings of its own, whatever the user's are.
 
-    By default a GPU keeps 10 mantissa bits of a float32 factor: all that bfloat16 and float16 operands have.
+    Products are as exact as the operands' dtype asks for: by default a GPU keeps 10 mantissa bits of a float32 factor,
+    which is all that bfloat16 and float16 operands have. Ranks and dtypes are promoted as JAX does by default.
     """
 
     @functools.wraps(function)
     def traced(x: Operands, *args: Any) -> R:
-        with jax.default_matmul_precision("default" if x.q.dtype.itemsize == 2 else "highest"):
+        precision = "default" if x.q.dtype.itemsize == 2 else "highest"
+        with (
+            jax.default_matmul_precision(precision),
+            jax.numpy_rank_promotion("allow"),
+            jax.numpy_dtype_promotion("standard"),
+        ):
             return function(x, *args)
 
     return traced

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax_fa4.blockwise.heads import accumulator_dtype, join_heads, join_rows, sink_rows, split_heads
 from jax_fa4.blockwise.keys import KeyBlocks
 from jax_fa4.blockwise.rows import Results, forward_rows, sink_weights
-from jax_fa4.blockwise.scores import ScoreInputs, contract, exact_products, key_block, scaled_queries, scores
+from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, own_settings, scaled_queries, scores
 from jax_fa4.operands import Operands
 
 __all__ = ["tangent"]
 
 
-@exact_products
+@own_settings
 def tangent(x: Operands, saved: Results, tangents: dict[str, jax.Array]) -> Results:
     """Tangents of out and lse for tangents of the operands by name (q, k and v among them); 0 in rows without a key.
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jax_fa4.operands import Operands
@@ -52,7 +51,7 @@ def lse_aval(q: Any) -> Any:
     *batch, seq, heads, _ = _axes(q)
     return q.update(
         shape=(*q.shape[:-3], q.shape[-2], q.shape[-3]),
-        dtype=jnp.promote_types(q.dtype, np.float32),
+        dtype=jnp.dtype("float64" if q.dtype == jnp.float64 else "float32"),
         weak_type=False,
         sharding=q.sharding.update(spec=P(*batch, heads, seq)),
     )
