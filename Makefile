@@ -11,6 +11,13 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find jax_fa4 kernels emulator ffi cmake -type f -not -name '*.pyc' -not -name '_ffi.so' 2>/dev/null) \
            $(wildcard CMakeLists.txt) pyproject.toml README.md LICENSE
 
+# With an NVIDIA driver everything is installed for its GPUs; without one JAX need not look for them.
+ifneq ($(wildcard /proc/driver/nvidia/version),)
+GPU := ,cuda13
+else
+export JAX_PLATFORMS ?= cpu
+endif
+
 # Tests run what was installed, never the checkout: the current directory stays out of every import.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -40,9 +47,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet --progress-bar off '.[demo]'
+	@echo "Installing jax_fa4 into $(VENV)"
+	$(BIN)/python -m pip install --quiet --progress-bar off '.[demo$(GPU)]'
 	touch $@
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet --progress-bar off '.[test]'
+	@echo "Installing jax_fa4 and what its tests need into $(VENV)"
+	$(BIN)/python -m pip install --quiet --progress-bar off '.[test$(GPU)]'
 	touch $@ $(VENV)/.demo
