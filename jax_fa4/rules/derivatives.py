@@ -28,8 +28,14 @@ def no_tangent(primal: jax.Array) -> Any:
 
 
 def jitted(primitive: Primitive, *statics: str) -> Callable[..., Any]:
-    """What a primitive does outside of jit: compile itself."""
-    return jax.jit(primitive.bind, static_argnames=statics)
+    """What a primitive does outside of jit: compile itself, under `jax.disable_jit` too."""
+    compiled = jax.jit(primitive.bind, static_argnames=statics)
+
+    def run(*args: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return compiled(*args, **params)
+
+    return run
 
 
 def linear_jvp_rule(primitive: Primitive, implementation: Callable[..., Any]) -> Callable[..., Any]:
