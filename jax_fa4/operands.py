@@ -40,4 +40,4 @@ class Operands(NamedTuple):
 
     def map(self, function: Any) -> Operands:
         """Applies `function` to every present operand."""
-        return Operands(*(None if x is None else function(x) for x in self))
+        return Operands._make(None if x is None else function(x) for x in self)
