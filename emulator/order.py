@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from jax_fa4.emulator.errors import Fault
+from jax_fa4.emulator.errors import Check, Fault
 
 __all__ = ["Clock", "Clocks", "Shadow"]
 
@@ -183,6 +183,6 @@ class Shadow:
         self._agents[column] = agent
         return column
 
-    def _fault(self, check, message: str, cells: Cells, bad: npt.NDArray[np.bool_]) -> Fault:
+    def _fault(self, check: Check, message: str, cells: Cells, bad: npt.NDArray[np.bool_]) -> Fault:
         numbers = np.arange(len(self.written))[cells] if isinstance(cells, slice) else np.asarray(cells)
         return Fault(check, message, address=self.address(int(numbers[bad].flat[0])))
