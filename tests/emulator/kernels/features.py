@@ -243,7 +243,8 @@ class Wgmma:
         """A tile in shared memory, filled from global memory."""
         layout = self.layout(major, rows)
         tile = smem.allocate_tensor(dtype, layout.outer, 1024, layout.inner)
-        self.fill(cute.recast_tensor(tile, UNSIGNED[dtype.width]), source, major, rows)
+        unsigned = cute.recast_ptr(tile.iterator, layout.inner, UNSIGNED[dtype.width])  # without `inner`: no swizzle
+        self.fill(cute.make_tensor(unsigned, layout.outer), source, major, rows)
         return tile
 
     @cute.jit
