@@ -45,6 +45,7 @@ def bar(form: Form) -> Effect:
             what=functools.partial(barriers.describe, which),
             ready=lambda: round_.is_complete,
             then=lambda: _leave(warp, lanes, round_, reduction, result),
+            on=f"barrier {which}",
         )
 
     return form.effect(execute)
