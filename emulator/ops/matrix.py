@@ -75,6 +75,7 @@ def _store_bytes(form: Form) -> Effect:
         tiles = np.empty((count, 8, 16), np.uint8)
         for i, source in enumerate(sources):
             tiles[i, rows, columns] = warp.v[source].view(np.uint8).reshape(32, 4)
+        warp.writing_lanes |= lanes.bits
         store_shared(warp, where.at(warp)[: 8 * count], tiles.reshape(8 * count, 16).view(np.uint32), "stmatrix")
 
     return form.effect(execute)
@@ -113,6 +114,7 @@ def stmatrix(form: Form) -> Effect:
         for i, source in enumerate(sources):
             tiles[i, rows, columns] = warp.v[source].view(np.uint16).reshape(32, 2)
         values = tiles.reshape(8 * count, 8).view(np.uint32)
+        warp.writing_lanes |= lanes.bits
         store_shared(warp, where.at(warp)[: 8 * count], values, "stmatrix")
 
     return form.effect(execute)

@@ -59,6 +59,11 @@ DROPPED = ""
 KINDS = (
     Kind("drop fence.mbarrier_init", r"fence\.mbarrier_init\S*;", DROPPED),
     Kind("drop fence.proxy.async", r"fence\.proxy\.async\S*;", DROPPED),
+    Kind(
+        "fence in one lane only",
+        r"(fence\.proxy\.async\S*;)",
+        r"{ .reg .pred one; elect.sync _|one, -1; @one \1 }",
+    ),
     Kind("drop bar.sync", r"bar\.sync[^;]*;", DROPPED),
     Kind("drop bar.arrive", r"bar\.arrive[^;]*;", DROPPED),
     Kind("bar.sync becomes bar.arrive", r"bar\.sync(\s+%\w+, \d+)", r"bar.arrive\1"),

@@ -71,6 +71,14 @@ def test_the_fence_of_another_warp_does_not_help():
     assert caught.value.check == "proxy fence"
 
 
+def test_a_fence_in_one_lane_covers_the_others_only_after_they_have_met():
+    one = "@%p0 fence.proxy.async.shared::cta; bar.sync 0;" + STORE + DONE
+    run(FILL + "bar.warp.sync -1;" + one)
+    with pytest.raises(ExecutionError) as caught:
+        run(FILL + one)
+    assert caught.value.check == "proxy fence"
+
+
 @pytest.mark.parametrize("completion", COMPLETIONS)
 def test_reusing_the_source_of_a_store_before_it_is_read_is_an_error(completion):
     reuse = "@%p0 st.shared.b32 [%r1], 0;"
