@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["CASES", "Case", "Map"]
 
-SMEM_BYTES = 48 * 1024
+SMEM_BYTES = {"sm_90a": 48 * 1024, "sm_100a": 96 * 1024}
 Arrays = dict[str, np.ndarray]
 
 
@@ -37,6 +37,7 @@ class Case:
     """One launch of what `build.py` makes of `kernel` and `options`; a parameter is a map or the name of an array."""
 
     name: str
+    arch: str = "sm_90a"
     kernel: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     make: Callable[[np.random.Generator], Arrays]
@@ -55,7 +56,7 @@ class Case:
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return SMEM_BYTES
+        return SMEM_BYTES[self.arch]
 
     def arrays(self) -> Arrays:
         """Inputs and initial outputs, always the same."""
@@ -387,6 +388,77 @@ SCALARS = [
     ),
 ]
 
+# Blackwell's products
+
+INTEGERS = {"e4m3": (0x00, 0x38, 0x40, 0x44, 0x48), "e5m2": (0x00, 0x3C, 0x40, 0x42, 0x44)}  # 0 to 4 in 8-bit floats
+
+
+def integer_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Small integers: products are exact in every type."""
+    return rng.integers(-4, 5, (rows, columns)).astype(np.float32)
+
+
+def encode(values: np.ndarray, name: str) -> np.ndarray:
+    """Bit patterns of small integers."""
+    if name in INTEGERS:
+        return (np.array(INTEGERS[name])[np.abs(values).astype(int)] | (values < 0) << 7).astype(np.uint8)
+    if name == "f16":
+        return values.astype(np.float16).view(np.uint16)
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else values.view(np.uint32)
+
+
+def umma(a: str, b: str, m: int = 128, n: int = 64, k: int = 64, **options: Any) -> Case:
+    variant = "-".join(str(value) for value in options.values())
+
+    def make(rng: np.random.Generator) -> Arrays:
+        a_values, b_values = integer_matrix(rng, m, k), integer_matrix(rng, n, k)
+        return {
+            "a": encode(a_values, a),
+            "b": encode(b_values, b),
+            "d": np.full((m, n), np.nan, np.float32),
+            "expected": a_values @ b_values.T,
+        }
+
+    ctas = options.get("ctas", 1)
+    return Case(
+        name=f"umma-{a}-{b}-{m}x{n}x{k}" + (f"-{variant}" if variant else ""),
+        arch="sm_100a",
+        kernel="Umma",
+        options={"a": a, "b": b, "m": m, "n": n, "k": k, **options},
+        make=make,
+        params=("a", "b", "d"),
+        outputs=("d",),
+        grid=(ctas, 1, 1),
+        cluster=(ctas, 1, 1),
+    )
+
+
+UMMA = [
+    *(umma("bf16", "bf16", majors="kk", swizzle=swizzle) for swizzle in (0, 32, 64, 128)),
+    *(umma("bf16", "bf16", majors="mm", swizzle=swizzle) for swizzle in (0, 32, 64, 128)),
+    umma("f16", "f16", majors="km"),
+    umma("f16", "f16", majors="mk"),
+    umma("f16", "f16", m=64, load="16x256b", repeat=4),
+    umma("tf32", "tf32", n=32, k=32),
+    umma("e4m3", "e5m2", n=32, k=128),
+    umma("e4m3", "e4m3", n=128, k=128, majors="mm"),
+    umma("bf16", "bf16", load="32x32b", repeat=64),
+    umma("bf16", "bf16", load="16x64b", repeat=16),
+    umma("bf16", "bf16", load="16x128b", repeat=8),
+    umma("bf16", "bf16", load="16x256b", repeat=4),
+    umma("bf16", "bf16", load="16x32bx2", repeat=8),
+    umma("bf16", "bf16", store="32x32b", repeat=8),
+    umma("bf16", "bf16", store="16x128b", repeat=2),
+    umma("bf16", "bf16", store="16x256b", load="16x256b", repeat=1),
+    umma("f16", "f16", m=64, store="16x128b", load="16x256b", repeat=2),
+    umma("tf32", "tf32", k=32, store="32x32b", repeat=8),
+    umma("e4m3", "e4m3", store="32x32b", swizzle=64, repeat=8),
+    umma("bf16", "bf16", m=256, ctas=2),
+    umma("bf16", "bf16", m=128, ctas=2),
+    umma("bf16", "bf16", m=256, n=128, ctas=2, majors="mm"),
+    umma("bf16", "bf16", m=256, ctas=2, store="32x32b", repeat=8),
+]
+
 CASES = {
     case.name: case
     for case in (
@@ -402,5 +474,6 @@ CASES = {
         NAMED_BARRIERS,
         *WGMMA,
         *SCALARS,
+        *UMMA,
     )
 }

@@ -1,14 +1,27 @@
-"""Small CuTe-DSL kernels for Blackwell's tensor core. No such GPU is at hand, so what is compared are two readings of the ISA:
+"""Small CuTe-DSL kernels for Blackwell's tensor core. No such GPU is at hand: two readings of the ISA are compared.
 
-CuTe's layouts decide where each element of A, B and D goes in shared memory, tensor memory and registers, and the product is
-right only if the emulator puts them in the same places.
+CuTe's layouts decide where each element of A, B and D goes in shared memory, tensor memory and registers, and the
+product is right only if the emulator puts them in the same places.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int32, Int64, Numeric, TFloat32, Uint8, Uint16, Uint32
+from cutlass import (
+    BFloat16,
+    Float8E4M3FN,
+    Float8E5M2,
+    Float16,
+    Float32,
+    Int32,
+    Int64,
+    Numeric,
+    TFloat32,
+    Uint8,
+    Uint16,
+    Uint32,
+)
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 THREADS = 128
@@ -51,9 +64,10 @@ class Umma:
         load: str = "32x32b",
         repeat: int = 16,
         ctas: int = 1,
+        store: str | None = None,
     ) -> None:
         self.a, self.b, self.m, self.n, self.k, self.ctas = DTYPES[a], DTYPES[b], m, n, k, ctas
-        self.majors, self.swizzle, self.load, self.repeat = majors, swizzle, load, repeat
+        self.majors, self.swizzle, self.load, self.repeat, self.store = majors, swizzle, load, repeat, store
 
     @cute.jit
     def launch(self, a: cute.Pointer, b: cute.Pointer, d: cute.Pointer) -> None:
@@ -64,7 +78,10 @@ class Umma:
     def mma(self) -> cute.TiledMma:
         modes = [OperandMajorMode.K if major == "k" else OperandMajorMode.MN for major in self.majors]
         group = tcgen05.CtaGroup.ONE if self.ctas == 1 else tcgen05.CtaGroup.TWO
-        shape, source = (self.m, self.n, 256 // self.a.width), tcgen05.OperandSource.SMEM
+        shape, source = (
+            (self.m, self.n, 256 // self.a.width),
+            tcgen05.OperandSource.SMEM if self.store is None else tcgen05.OperandSource.TMEM,
+        )
         if self.a.width == 16:
             op = tcgen05.MmaF16BF16Op(self.a, Float32, shape, group, source, *modes)
         elif self.a.width == 32:
@@ -89,6 +106,29 @@ class Umma:
             for j in cutlass.range_constexpr(16):
                 tile[16 * i + j] = source[16 * i + j]
 
+    @cute.jit
+    def store_a(self, mma: cute.TiledMma, pointer: cute.Pointer, shape, source: cute.Tensor) -> cute.Tensor:
+        """A in tensor memory, behind the accumulator, written by one shape of tcgen05.st."""
+        start = cute.recast_ptr(pointer + COLUMNS // 2, dtype=self.a)
+        fragment = cute.make_tensor(start, mma.make_fragment_A(shape).layout)
+        atom = cute.make_copy_atom(STORES[self.store](tcgen05.Repetition(self.repeat)), self.a)
+        for k in cutlass.range_constexpr(cute.size(fragment, mode=[2])):
+            target = fragment[(None, None), 0, k]
+            copy = tcgen05.make_tmem_copy(atom, target)
+            part = copy.get_slice(cute.arch.thread_idx()[0])
+            values = part.partition_S(source[(None, None), 0, k])
+            registers = cute.make_rmem_tensor(values.shape, self.a)
+            unsigned = cute.recast_tensor(registers, UNSIGNED[self.a.width])
+            for i in cutlass.range_constexpr(cute.size(registers)):
+                unsigned[i] = values[i]
+            cute.copy(copy, registers, part.partition_D(target))
+        cute.arch.fence_view_async_tmem_store()
+        cute.arch.sync_threads()
+        if cutlass.const_expr(self.ctas == 2):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        return fragment
+
     @cute.kernel
     def kernel(self, a: cute.Pointer, b: cute.Pointer, d: cute.Pointer) -> None:
         thread = cute.arch.thread_idx()[0]
@@ -107,9 +147,11 @@ class Umma:
         b_memory = tensor(cute.recast_ptr(b, dtype=UNSIGNED[self.b.width]), self.n, self.k)
         a_shape = mma.partition_shape_A((self.m, self.k))
         b_shape = mma.partition_shape_B((self.n, self.k))
-        a_tile = self.tile(smem, self.a, self.majors[0], a_shape, mine.partition_A(a_memory))
         b_tile = self.tile(smem, self.b, self.majors[1], b_shape, mine.partition_B(b_memory))
-        a_fragment, b_fragment = mma.make_fragment_A(a_tile), mma.make_fragment_B(b_tile)
+        b_fragment = mma.make_fragment_B(b_tile)
+        if cutlass.const_expr(self.store is None):
+            a_tile = self.tile(smem, self.a, self.majors[0], a_shape, mine.partition_A(a_memory))
+            a_fragment = mma.make_fragment_A(a_tile)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
         if cutlass.const_expr(self.ctas == 2):
@@ -118,6 +160,8 @@ class Umma:
 
         pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)
         accumulator = cute.make_tensor(pointer, mma.make_fragment_C(mma.partition_shape_C((self.m, self.n))).layout)
+        if cutlass.const_expr(self.store is not None):
+            a_fragment = self.store_a(mma, pointer, a_shape, mine.partition_A(a_memory))
         if warp == 0 and rank == 0:
             for k in cutlass.range_constexpr(cute.size(a_fragment, mode=[2])):
                 mma.set(tcgen05.Field.ACCUMULATE, k > 0)
@@ -146,3 +190,6 @@ class Umma:
         if warp == 0:
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=self.ctas == 2)
             cute.arch.dealloc_tmem(pointer, COLUMNS, is_two_cta=self.ctas == 2)
+
+
+KERNELS = {"Umma": Umma}
