@@ -93,7 +93,7 @@ class Slots:
         return RegisterFile(v=v, pools=pools)
 
     def reset(self, registers: RegisterFile, special: Callable[[str, str], npt.NDArray[Any]]) -> None:
-        """Make a register file ready for a warp. `special(name, type)` gives special registers and addresses of symbols."""
+        """Make a register file ready for a warp. `special(name, type)` gives special registers and addresses."""
         for width, pool in registers.pools.items():
             pool[...] = POISON[width]
         for (name, kind), slot in self.specials.items():
