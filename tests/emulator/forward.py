@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_fa4.configs import KernelConfig, MapParam, PointerParam, ScalarParam
-from jax_fa4.emulator.launch import Buffer, Launch, Options, TensorMap
+from jax_fa4.emulator.launch import Buffer, Launch, Options, Parameter, TensorMap
 from jax_fa4.emulator.run import Result, run
 
 LANES_OF_NAME = {"bfloat16": "bf16", "float16": "f16"}
@@ -38,10 +38,15 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
     arrays["window_right"] = np.array([call.window_right], np.int32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch}
     sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
-    params = tuple(_parameter(param, arrays, sizes) for param in config.params)
+    params = parameters(config, arrays, sizes)
     tiles = -(-q_len // config.tile_m) * q_heads * batch
     shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
     return shape, out, lse
+
+
+def parameters(config, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> tuple[Parameter, ...]:
+    """What `config.params` lists, bound to arrays [batch, length, heads, head_dim] and numbers by name."""
+    return tuple(_parameter(param, arrays, sizes) for param in config.params)
 
 
 def _parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
