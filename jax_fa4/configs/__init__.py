@@ -22,7 +22,13 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
     """
     window_only = MaskSpec(has_left=spec.mask.has_left, has_right=spec.mask.has_right)
     plain = dataclasses.replace(
-        spec, mask=window_only, has_softcap=False, has_sinks=False, has_bias=False, has_batched_scalars=False
+        spec,
+        mask=window_only,
+        has_softcap=False,
+        has_sinks=False,
+        has_bias=False,
+        has_batched_scalars=False,
+        page_size=None,
     )
     if spec != plain or arch not in TABLES:
         return None
