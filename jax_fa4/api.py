@@ -115,7 +115,8 @@ def attention(
       layout: "BTNH", the order above, or "BNTH": q, k, v and out are [*batch, heads, seq, head_dim]. No shape tells one
         from the other.
       implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
-        once where a GPU has to run blockwise JAX.
+        once where a GPU has to run blockwise JAX. "emulate" is for debugging: a host callback runs the kernel for
+        `jax_fa4.target_arch` ("sm_90a") in an emulator, on any machine and very slowly; gradients are not emulated.
 
     Returns:
       out [*batch, T, N, E] in q's dtype; with return_lse (out, lse), where lse is [*batch, N, T] float32 (float64 for
@@ -125,7 +126,8 @@ def attention(
     Raises:
       TypeError: an argument has the wrong type or dtype; the message names it.
       ValueError: an argument has the wrong shape or value; the message names it.
-      NotImplementedError: implementation="kernel" where there is no kernel; raised when the program is lowered.
+      NotImplementedError: implementation="kernel" or "emulate" where there is no kernel; raised when the program is
+        lowered.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -140,7 +142,7 @@ def attention(
       True
     """
     checks.choice("layout", layout, ("BTNH", "BNTH"))
-    checks.choice("implementation", implementation, (None, "kernel", "xla"))
+    checks.choice("implementation", implementation, (None, "kernel", "xla", "emulate"))
     given = {name: checks.array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays = given if layout == "BTNH" else {name: _swap_seq_and_heads(x) for name, x in given.items()}
     checks.query_key_value(arrays, layout)

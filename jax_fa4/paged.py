@@ -113,7 +113,7 @@ def attention_paged(
         have no value. Differentiable.
       return_lse: True also returns the logarithm of each row's sum of exponentials.
       implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
-        once where a GPU has to run blockwise JAX.
+        once where a GPU has to run blockwise JAX. "emulate" is as in `attention`.
 
     Returns:
       out [B, T, N, E] in q's dtype; with return_lse (out, lse), where lse is [B, N, T] float32 (float64 for float64
@@ -123,7 +123,8 @@ def attention_paged(
     Raises:
       TypeError: an argument has the wrong type or dtype; the message names it.
       ValueError: an argument has the wrong shape or value; the message names it.
-      NotImplementedError: implementation="kernel" where there is no kernel; raised when the program is lowered.
+      NotImplementedError: implementation="kernel" or "emulate" where there is no kernel; raised when the program is
+        lowered.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -135,7 +136,7 @@ def attention_paged(
       >>> bool(jnp.allclose(out, attention(q, kv[None], kv[None], causal=True), atol=1e-6))
       True
     """
-    checks.choice("implementation", implementation, (None, "kernel", "xla"))
+    checks.choice("implementation", implementation, (None, "kernel", "xla", "emulate"))
     q, k_pages, v_pages = (checks.array(name, x) for name, x in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages)))
     is_packed = cu_seqlens_q is not None
     checks.pages({"k_pages": k_pages, "v_pages": v_pages})

@@ -12,7 +12,7 @@ from jax_fa4.operands import Operands
 __all__ = ["AttentionSpec", "Implementation", "Layout", "MaskSpec"]
 
 Layout = Literal["BTNH", "BNTH"]
-Implementation = Literal["kernel", "xla"]
+Implementation = Literal["kernel", "xla", "emulate"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def attention_varlen(
       return_lse: True also returns the logarithm of each row's sum of exponentials.
       deterministic: True makes gradients bitwise reproducible at some cost; the output always is.
       implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
-        once where a GPU has to run blockwise JAX.
+        once where a GPU has to run blockwise JAX. "emulate" is as in `attention`.
 
     Returns:
       out [T, N, E] in q's dtype; with return_lse (out, lse), where lse is [N, T] float32 (float64 for float64
@@ -128,7 +128,8 @@ def attention_varlen(
     Raises:
       TypeError: an argument has the wrong type or dtype; the message names it.
       ValueError: an argument has the wrong shape or value; the message names it.
-      NotImplementedError: implementation="kernel" where there is no kernel; raised when the program is lowered.
+      NotImplementedError: implementation="kernel" or "emulate" where there is no kernel; raised when the program is
+        lowered.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -140,7 +141,7 @@ def attention_varlen(
       >>> bool((out[7] == 0).all())
       True
     """
-    checks.choice("implementation", implementation, (None, "kernel", "xla"))
+    checks.choice("implementation", implementation, (None, "kernel", "xla", "emulate"))
     arrays = {name: checks.array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     checks.query_key_value(arrays, "packed")
     checks.head_dims(arrays)

@@ -78,7 +78,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ValueError,
         "max_seqlen_q must be None, an integer or an array of rank 0, got shape (2,)",
     ),
-    ("varlen", {"implementation": "fast"}, ValueError, "implementation must be None, 'kernel' or 'xla', got 'fast'"),
+    (
+        "varlen",
+        {"implementation": "fast"},
+        ValueError,
+        "implementation must be None, 'kernel', 'xla' or 'emulate', got 'fast'",
+    ),
     (
         "paged",
         {"q": array(B, N, D)},
