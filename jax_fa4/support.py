@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_fa4.configs import forward_config
+from jax_fa4.configs import Config, backward_config, forward_config
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["FallbackWarning", "warn_fallback", "why_unsupported"]
+__all__ = ["FallbackWarning", "warn_fallback", "why_no_gradient", "why_unsupported"]
 
 MASK_FEATURES = {
     "has_left": "a left window",
@@ -28,6 +29,7 @@ FEATURES = {
     "has_bias": "bias",
     "page_size": "pages of keys",
     "has_batched_scalars": "a scale, softcap or window that vmap maps",
+    "deterministic": "deterministic=True",
 }
 
 
@@ -37,16 +39,30 @@ class FallbackWarning(UserWarning):
 
 def why_unsupported(spec: AttentionSpec, arch: str) -> str | None:
     """None where the architecture (such as "sm_90a") has a kernel for the call, else what stands in the way."""
-    if forward_config(spec, arch) is not None:
+    return _why_none(spec, arch, forward_config, "kernel")
+
+
+def why_no_gradient(spec: AttentionSpec, arch: str, wrt: Sequence[str]) -> str | None:
+    """None where the architecture has kernels for the gradients by the operands `wrt`, else what stands in the way."""
+    if reason := _why_none(spec, arch, backward_config, "gradient kernel"):
+        return reason
+    others = [name for name in wrt if name not in ("q", "k", "v")]
+    return f"jax_fa4 has no {arch} kernel for the gradient of {_listed(others)}" if others else None
+
+
+def _why_none(
+    spec: AttentionSpec, arch: str, config_of: Callable[[AttentionSpec, str], Config | None], what: str
+) -> str | None:
+    if config_of(spec, arch) is not None:
         return None
     plain = AttentionSpec(dtype=spec.dtype, head_dim=spec.head_dim, head_dim_v=spec.head_dim_v, group=spec.group)
-    if forward_config(plain, arch) is None:
+    if config_of(plain, arch) is None:
         dims = f"head_dim {spec.head_dim}"
         if spec.head_dim_v != spec.head_dim:
             dims += f" with {spec.head_dim_v} of v"
-        return f"jax_fa4 has no {arch} kernel for {dims} in {spec.dtype}"
-    missing = [text for text, alone in _one_by_one(spec, plain) if forward_config(alone, arch) is None]
-    return f"jax_fa4 has no {arch} kernel for {_listed(missing or [text for text, _ in _one_by_one(spec, plain)])}"
+        return f"jax_fa4 has no {arch} {what} for {dims} in {spec.dtype}"
+    missing = [text for text, alone in _one_by_one(spec, plain) if config_of(alone, arch) is None]
+    return f"jax_fa4 has no {arch} {what} for {_listed(missing or [text for text, _ in _one_by_one(spec, plain)])}"
 
 
 @functools.cache  # once for each text

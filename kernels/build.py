@@ -6,10 +6,13 @@ import dataclasses
 import re
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jax_fa4.configs.params import PointerParam
+
 if TYPE_CHECKING:
-    from jax_fa4.configs import KernelConfig
+    from jax_fa4.configs import BackwardConfig, KernelConfig, PostprocessConfig, PreprocessConfig
 
 __all__ = ["Compiled", "compile_kernel"]
 
@@ -27,12 +30,12 @@ class Compiled:
     threads: int  # of a CTA
 
 
-def compile_kernel(config: KernelConfig) -> Compiled:
+def compile_kernel(config: KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig) -> Compiled:
     """Compiles `config` with CuTe DSL, imported here for the first time. Takes seconds; leaves no files behind."""
     with _compiling, tempfile.TemporaryDirectory() as folder:
         # an option: once the DSL has been used in a process, it no longer reads the architecture from the environment
         options = f"--gpu-arch {config.arch} --keep-ptx --keep-cubin --dump-dir {folder}"
-        artifacts = _compile_forward_sm90(config, options)
+        artifacts = COMPILERS[config.arch, config.kernel](config, options)
     ptx = artifacts.PTX
     entries = re.findall(r"\.visible \.entry (\w+)\(", ptx)
     if len(entries) != 1:
@@ -40,6 +43,36 @@ def compile_kernel(config: KernelConfig) -> Compiled:
     return Compiled(
         cubin=artifacts.CUBIN, ptx=ptx, entry=entries[0], smem_bytes=config.smem_bytes, threads=config.threads
     )
+
+
+def _array(config: Any, head_dim: int) -> Any:
+    """A stand-in for an array (seq, head_dim, heads, batch)."""
+    import cutlass
+    import cutlass.cute as cute
+
+    dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+    seq, heads, batch = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+    aligned = 16 // config.element_bytes  # elements: TMA's strides are multiples of 16 bytes
+    seq_stride, head_stride, batch_stride = (cute.sym_int64(divisibility=aligned) for _ in range(3))
+    return cute.runtime.make_fake_tensor(
+        dtype,
+        (seq, head_dim, heads, batch),
+        (seq_stride, 1, head_stride, batch_stride),
+        assumed_align=16,
+    )
+
+
+def _pointers(config: Any) -> dict[str, Any]:
+    """Stand-ins for the config's pointer parameters, by name."""
+    import cutlass
+    import cutlass.cute as cute
+
+    types = {"float32": cutlass.Float32, "int32": cutlass.Int32}
+    return {
+        param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem, param.pointee_align)
+        for param in config.params
+        if isinstance(param, PointerParam)
+    }
 
 
 def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
@@ -51,29 +84,62 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-
-    def array(head_dim: int) -> Any:
-        seq, heads, batch = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
-        aligned = 16 // config.element_bytes  # elements: TMA's strides are multiples of 16 bytes
-        strides = (cute.sym_int64(divisibility=aligned) for _ in range(3))
-        seq_stride, head_stride, batch_stride = strides
-        return cute.runtime.make_fake_tensor(
-            kernel.dtype,
-            (seq, head_dim, heads, batch),
-            (seq_stride, 1, head_stride, batch_stride),
-            assumed_align=16,
-        )
-
-    def pointer(dtype: Any, present: bool = True) -> Any:
-        return cute.runtime.nullptr(dtype, cute.AddressSpace.gmem) if present else None
-
-    q, k = array(config.head_dim), array(config.head_dim)
-    v, out = array(config.head_dim_v), array(config.head_dim_v)
-    scalars = Scalars(
-        softmax_scale=pointer(cutlass.Float32),
-        window_left=pointer(cutlass.Int32, config.has_left),
-        window_right=pointer(cutlass.Int32, config.has_right),
-    )
+    q, k = _array(config, config.head_dim), _array(config, config.head_dim)
+    v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
+    pointers = _pointers(config)
+    scalars = Scalars(*(pointers.get(name) for name in Scalars._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    compiled = cute.compile(kernel.launch, q, k, v, out, pointer(cutlass.Float32), scalars, grid, options=options)
+    compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], scalars, grid, options=options)
     return compiled.artifacts
+
+
+def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .core.scheduler import Grid
+    from .sm90.backward import BackwardSm90, Rows, Scalars
+
+    kernel = BackwardSm90(config)
+    BackwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    arrays = (_array(config, config.head_dim) for _ in range(6))
+    pointers = _pointers(config)
+    rows, scalars = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Scalars))
+    grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    return cute.compile(kernel.launch, *arrays, rows, scalars, grid, options=options).artifacts
+
+
+def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .sm90.preprocess import Arrays, PreprocessSm90
+
+    kernel = PreprocessSm90(config)
+    PreprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    out, dout = (_array(config, config.head_dim_v) for _ in range(2))
+    extents = (cutlass.Int32(1) for _ in range(2))
+    return cute.compile(kernel.launch, out, dout, Arrays(**_pointers(config)), *extents, options=options).artifacts
+
+
+def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .sm90.postprocess import PostprocessSm90
+
+    kernel = PostprocessSm90(config)
+    PostprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    dq, pointers = _array(config, config.head_dim), _pointers(config)
+    extents = (cutlass.Int32(1) for _ in range(2))
+    return cute.compile(
+        kernel.launch, dq, pointers["dq_sum"], pointers["softmax_scale"], *extents, options=options
+    ).artifacts
+
+
+COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
+    ("sm_90a", "forward"): _compile_forward_sm90,
+    ("sm_90a", "backward"): _compile_backward_sm90,
+    ("sm_90a", "preprocess"): _compile_preprocess_sm90,
+    ("sm_90a", "postprocess"): _compile_postprocess_sm90,
+}

@@ -5,13 +5,28 @@ from __future__ import annotations
 import dataclasses
 
 from jax_fa4.configs import sm90
+from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["KernelConfig", "KernelParam", "MapParam", "PointerParam", "ScalarParam", "all_configs", "forward_config"]
+__all__ = [
+    "BackwardConfig",
+    "Config",
+    "KernelConfig",
+    "KernelParam",
+    "MapParam",
+    "PointerParam",
+    "PostprocessConfig",
+    "PreprocessConfig",
+    "ScalarParam",
+    "all_configs",
+    "backward_config",
+    "forward_config",
+]
 
-TABLES = {"sm_90a": sm90.forward}
+FORWARD = {"sm_90a": sm90.forward}
+BACKWARD = {"sm_90a": sm90.backward}
 ALL = {"sm_90a": sm90.all_configs}
 
 
@@ -20,8 +35,21 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
+    return FORWARD[arch](spec) if arch in FORWARD and _has_only_a_window(spec) else None
+
+
+def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:
+    """The kernels of the backward of `spec` on `arch` by q, k and v, or None where there are none yet.
+
+    Layout, group and implementation select nothing. No kernel adds in a fixed order yet, as a deterministic one must.
+    """
+    served = arch in BACKWARD and _has_only_a_window(spec) and not spec.deterministic
+    return BACKWARD[arch](spec) if served else None
+
+
+def _has_only_a_window(spec: AttentionSpec) -> bool:
     window_only = MaskSpec(has_left=spec.mask.has_left, has_right=spec.mask.has_right)
-    plain = dataclasses.replace(
+    return spec == dataclasses.replace(
         spec,
         mask=window_only,
         has_softcap=False,
@@ -30,11 +58,8 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
         has_batched_scalars=False,
         page_size=None,
     )
-    if spec != plain or arch not in TABLES:
-        return None
-    return TABLES[arch](spec)
 
 
-def all_configs(arch: str) -> tuple[KernelConfig, ...]:
-    """Every kernel for `arch`, one of TABLES, in a fixed order: what a prebuilt set consists of."""
+def all_configs(arch: str) -> tuple[Config, ...]:
+    """Every kernel for `arch`, one of ALL, in a fixed order: what a prebuilt set consists of."""
     return ALL[arch]()

@@ -10,7 +10,8 @@ from typing import Literal
 
 __all__ = ["Extent", "KernelParam", "MapParam", "PointerParam", "ScalarParam"]
 
-Extent = Literal["head_dim", "head_dim_v", "q_len", "kv_len", "q_heads", "kv_heads", "batch"]
+# padded_q_len: q_len, rounded up to whole tiles of queries
+Extent = Literal["head_dim", "head_dim_v", "q_len", "padded_q_len", "kv_len", "q_heads", "kv_heads", "batch"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class MapParam:
     Element strides are 1, interleave is none; elements outside read as zero (CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE).
     """
 
-    name: str  # q, k, v or out
+    name: str  # q, k, v, out or the gradient of one, with a d in front
     dtype: str  # numpy's name
     dims: tuple[Extent, ...]  # innermost first; batch is the product of all leading axes
     box: tuple[int, ...]  # elements a copy moves, innermost first
@@ -35,9 +36,10 @@ class MapParam:
 class PointerParam:
     """The address of an array in device memory, which is row-major."""
 
-    name: str  # lse, softmax_scale, window_left or window_right
+    name: str  # lse, dlse, softmax_scale, window_left, window_right, or scratch: lse_log2, delta, dq_sum
     dtype: str  # float32 or int32
     dims: tuple[Extent, ...] = ()  # outermost first; none: one element
+    pointee_align: int = 4  # bytes: what the kernel assumes of the address
     size: int = 8
     align: int = 8
 

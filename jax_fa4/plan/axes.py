@@ -1,7 +1,7 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
-k kv heads, t queries, s keys, g query heads of a kv head, d head dim of q and k, e head dim of v. Query heads in memory
-are kv heads and their groups side by side, so both together count as one axis there.
+k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim of
+v. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jax_fa4.plan.expr import Expr, ExprLike, dim, lead
 from jax_fa4.spec import Layout
 
-__all__ = ["LSE", "SCALAR", "Axes", "key_axes", "query_axes", "value_axes"]
+__all__ = ["LSE", "QUERY_SUMS", "ROW_STATISTICS", "SCALAR", "Axes", "key_axes", "query_axes", "value_axes"]
 
 
 class Axes(NamedTuple):
@@ -44,6 +44,8 @@ class Axes(NamedTuple):
 
 SCALAR = Axes("", "")
 LSE = Axes("kgt", "kgt")
+ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
+QUERY_SUMS = Axes("kgtd", "kgtd")
 
 
 def query_axes(layout: Layout, head_dim: str = "d") -> Axes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,16 +10,17 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from jax_fa4 import cubins, export
-from jax_fa4.configs import forward_config
-from jax_fa4.plan import encode, encode_images, forward
+from jax_fa4.configs import Config, backward_config, forward_config
+from jax_fa4.plan import Plan, backward, encode, encode_images, forward
 from jax_fa4.plan.axes import Axes
+from jax_fa4.plan.bind import Kernel, axes_of
 from jax_fa4.rules.launch import Result, launch
 from jax_fa4.rules.pack import unpack
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
-from jax_fa4.support import warn_fallback, why_unsupported
+from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
 
-__all__ = ["blockwise_only", "forward_lowering", "unless_kernel_asked"]
+__all__ = ["backward_lowering", "forward_lowering", "unless_kernel_asked"]
 
 Lowering = Callable[..., Any]
 
@@ -33,16 +34,35 @@ class Target(NamedTuple):
 
 def forward_lowering(blockwise: Lowering) -> Lowering:
     """The forward's lowering for cuda; `blockwise` is that of every other platform."""
+    return _where_there_is_a_kernel(blockwise, _forward, lambda spec, arch: why_unsupported(spec, arch))
 
-    def lower(ctx: Any, *args: Any, fields: tuple[str, ...], spec: AttentionSpec) -> Any:
+
+def backward_lowering(blockwise: Lowering) -> Lowering:
+    """The backward's lowering for cuda. Kernels give the gradients of q, k and v and of nothing else."""
+
+    def lower(ctx: Any, *args: Any, wrt: tuple[str, ...], **params: Any) -> Any:
+        def why(spec: AttentionSpec, arch: str) -> str | None:
+            return why_no_gradient(spec, arch, wrt)
+
+        return _where_there_is_a_kernel(blockwise, _backward, why)(ctx, *args, wrt=wrt, **params)
+
+    return lower
+
+
+def _where_there_is_a_kernel(
+    blockwise: Lowering, kernel: Callable[..., Any], why_not: Callable[[AttentionSpec, str], str | None]
+) -> Lowering:
+    """Lowers to `kernel`, a function of JAX, unless `why_not` has a reason or the user asked for XLA."""
+
+    def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
         target = _target(ctx)
         if spec.implementation == "xla":
-            return blockwise(ctx, *args, fields=fields, spec=spec)
-        if reasons := [reason for arch in target.archs if (reason := why_unsupported(spec, arch))]:
+            return blockwise(ctx, *args, spec=spec, **params)
+        if reasons := [reason for arch in target.archs if (reason := why_not(spec, arch))]:
             _fall_back(spec, reasons[0])
-            return blockwise(ctx, *args, fields=fields, spec=spec)
-        rule = clean(mlir.lower_fun(_forward, multiple_results=True))
-        return rule(ctx, *args, fields=fields, spec=spec, target=target)
+            return blockwise(ctx, *args, spec=spec, **params)
+        rule = clean(mlir.lower_fun(kernel, multiple_results=True))
+        return rule(ctx, *args, spec=spec, target=target, **params)
 
     return lower
 
@@ -54,17 +74,6 @@ def unless_kernel_asked(blockwise: Lowering) -> Lowering:
         if spec.implementation == "kernel":
             platforms = " and ".join(ctx.module_context.platforms)
             raise NotImplementedError(f"implementation='kernel' needs an NVIDIA GPU, this program is for {platforms}")
-        return blockwise(ctx, *args, spec=spec, **params)
-
-    return lower
-
-
-def blockwise_only(blockwise: Lowering, what: str) -> Lowering:
-    """The cuda lowering of something that has no kernel at all yet."""
-
-    def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
-        if spec.implementation != "xla":
-            _fall_back(spec, f"jax_fa4 has no {_target(ctx).archs[0]} kernel for {what}")
         return blockwise(ctx, *args, spec=spec, **params)
 
     return lower
@@ -92,36 +101,86 @@ def _arch_of(device: jax.Device) -> str:
 
 
 def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, target: Target) -> list[jax.Array]:
-    """Operands in logical order, the custom call, and its results in the primitive's order."""
+    """The results of the primitive from those of the call."""
     configs = [forward_config(spec, arch) for arch in target.archs]
-    binaries = [cubins.get(config) for config in configs]
-    plans = [
-        forward.forward(config, forward.Kernel(cubin.key, cubin.entry), spec.layout)
-        for config, cubin in zip(configs, binaries, strict=True)
-    ]
-    for cubin, plan in zip(binaries, plans, strict=True):
-        cubins.check_params(cubin, plan.launches[0])
-        cubins.register(cubin)
-
+    kernels = [_kernels([config]) for config in configs]
+    plans = [forward.forward(c, *k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
     x = unpack(fields, args)
-    names = forward.operand_names(configs[0])
-    axes = [forward.axes_of(name, spec.layout) for name in names]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
-    out_axes, lse_axes = (forward.axes_of(name, spec.layout) for name in forward.RESULTS)
-    results = (
-        Result(out_axes, (*batch, kv_heads, t, spec.group, e), spec.dtype),
-        Result(lse_axes, (*batch, kv_heads, spec.group, t), "float32"),
-    )
-    images = encode_images({c.key: c.image for c in binaries}) if target.embeds else None
-    out, lse = launch(
-        [_to_logical(getattr(x, name), a, spec.group) for name, a in zip(names, axes, strict=True)],
+    operands = {name: getattr(x, name) for name in forward.operand_names(configs[0])}
+    results = {
+        "out": ((*batch, kv_heads, t, spec.group, e), spec.dtype),
+        "lse": ((*batch, kv_heads, spec.group, t), "float32"),
+    }
+    out, lse = _call(operands, results, spec, kernels, plans, target)
+    return [_from_logical(out, (*x.q.shape[:-1], e)), lse.reshape(*batch, n, t)]
+
+
+def _backward(
+    *args: jax.Array, fields: tuple[str, ...], wrt: tuple[str, ...], spec: AttentionSpec, target: Target
+) -> list[jax.Array]:
+    """The gradients of q, k and v from the results of the call, the others of which are scratch."""
+    configs = [backward_config(spec, arch) for arch in target.archs]
+    kernels = [_kernels(config.kernels) for config in configs]
+    plans = [backward.backward(c, k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
+    x = unpack(fields, args)
+    statistics = dict(zip(("out", "lse", "dout", "dlse"), args[len(fields) :], strict=True))
+    batch, (t, d), (s, kv_heads), e = x.q.shape[:-3], x.q.shape[-3::2], x.k.shape[-3:-1], x.v.shape[-1]
+    padded = -(-t // configs[0].tile_m) * configs[0].tile_m
+    names = backward.operand_names(configs[0])
+    operands = {name: statistics[name] if name in statistics else getattr(x, name) for name in names}
+    for name in ("lse", "dlse"):
+        operands[name] = operands[name].reshape(*batch, kv_heads, spec.group, t)
+    results = {
+        "dq": ((*batch, kv_heads, t, spec.group, d), spec.dtype),
+        "dk": ((*batch, kv_heads, s, d), spec.dtype),
+        "dv": ((*batch, kv_heads, s, e), spec.dtype),
+        "dq_sum": ((*batch, kv_heads, spec.group, t, d), "float32"),
+        "lse_log2": ((*batch, kv_heads, spec.group, padded), "float32"),
+        "delta": ((*batch, kv_heads, spec.group, padded), "float32"),
+    }
+    dq, dk, dv, *_ = _call(operands, results, spec, kernels, plans, target)
+    return [_from_logical(dq, x.q.shape), jnp.moveaxis(dk, -3, -2), jnp.moveaxis(dv, -3, -2)]
+
+
+class Kernels(NamedTuple):
+    """The binaries of one call on one architecture, in the order of their launches."""
+
+    cubins: list[cubins.Cubin]
+
+    @property
+    def names(self) -> list[Kernel]:
+        """What a plan says of them."""
+        return [Kernel(cubin.key, cubin.entry) for cubin in self.cubins]
+
+
+def _kernels(configs: Iterable[Config]) -> Kernels:
+    """The binaries of some configs, compiled if need be."""
+    return Kernels([cubins.get(config) for config in configs])
+
+
+def _call(
+    operands: Mapping[str, jax.Array],
+    results: Mapping[str, tuple[tuple[int, ...], str]],
+    spec: AttentionSpec,
+    kernels: Sequence[Kernels],
+    plans: Sequence[Plan],
+    target: Target,
+) -> list[jax.Array]:
+    """The custom call on operands in the primitive's order; `results` gives shapes, in the call's order, and dtypes."""
+    binaries = [cubin for each in kernels for cubin in each.cubins]
+    for cubin, step in zip(binaries, (step for plan in plans for step in plan.launches), strict=True):
+        cubins.check_params(cubin, step)
+        cubins.register(cubin)
+    axes = [axes_of(name, spec.layout) for name in operands]
+    return launch(
+        [_to_logical(a, axis, spec.group) for a, axis in zip(operands.values(), axes, strict=True)],
         axes,
-        results,
+        tuple(Result(axes_of(name, spec.layout), shape, dtype) for name, (shape, dtype) in results.items()),
         plan=encode(plans),
-        images=images,
+        images=encode_images({c.key: c.image for c in binaries}) if target.embeds else None,
     )
-    return [jnp.moveaxis(out, -4, -3).reshape(*batch, t, n, e), lse.reshape(*batch, n, t)]
 
 
 def _to_logical(a: jax.Array, axes: Axes, group: int) -> jax.Array:
@@ -129,4 +188,9 @@ def _to_logical(a: jax.Array, axes: Axes, group: int) -> jax.Array:
     if axes.logical.startswith("kt"):
         *lead, n, dim = a.shape
         return jnp.moveaxis(a.reshape(*lead, n // group, group, dim), -3, -4)
-    return jnp.moveaxis(a, -2, -3) if axes.logical else a
+    return jnp.moveaxis(a, -2, -3) if axes.logical.startswith("ks") else a
+
+
+def _from_logical(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """[*B, K, T, G, D] to [*B, T, N, D], which is `shape`."""
+    return jnp.moveaxis(a, -4, -3).reshape(shape)

@@ -1,4 +1,4 @@
-"""A mask on a tile of scores: what a query doesn't see becomes -inf."""
+"""A mask on a tile of scores: what a query doesn't see becomes -inf, or another value."""
 
 from typing import NamedTuple
 
@@ -19,8 +19,17 @@ class Place(NamedTuple):
     columns: tuple[int, ...]
 
 
-def hide(scores: cute.Tensor, place: Place, n_block_start: Int32, seq: Sequence, *, right: bool, left: bool) -> None:
-    """Sets scores [rows, columns] of keys that `seq` hides to -inf, looking only at the edges named."""
+def hide(
+    scores: cute.Tensor,
+    place: Place,
+    n_block_start: Int32,
+    seq: Sequence,
+    *,
+    right: bool,
+    left: bool,
+    hidden: float = -Float32.inf,
+) -> None:
+    """Sets scores [rows, columns] of keys that `seq` hides to `hidden`, looking only at the edges named."""
     origin = n_block_start + place.first_column  # key index of column offset 0
     for r, row in enumerate(place.rows):
         end = seq.right_end(row) - origin
@@ -28,7 +37,7 @@ def hide(scores: cute.Tensor, place: Place, n_block_start: Int32, seq: Sequence,
         for c, column in enumerate(place.columns):
             score = scores[r, c]
             if right:
-                score = Float32(cutlass.select_(end > column, score, Float32(-Float32.inf)))
+                score = Float32(cutlass.select_(end > column, score, Float32(hidden)))
             if left:
-                score = Float32(cutlass.select_(start <= column, score, Float32(-Float32.inf)))
+                score = Float32(cutlass.select_(start <= column, score, Float32(hidden)))
             scores[r, c] = score

@@ -1,9 +1,10 @@
 """Instructions for which the DSL's own form doesn't do, one a function."""
 
+import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
-__all__ = ["cvt_pair"]
+__all__ = ["cvt_pair", "ld_shared_v2", "red_add_v4", "zero"]
 
 
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
@@ -22,3 +23,48 @@ def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     return Int32(packed)
+
+
+def ld_shared_v2(pointer: cute.Pointer) -> tuple[Float32, Float32]:
+    """ld.shared.v2.f32: two floats at an address of a multiple of 8.
+
+    Volatile: the compiler would else collect a whole row of them long before their use, at a register each.
+    """
+    pair = llvm.inline_asm(
+        llvm.StructType.get_literal([Float32.mlir_type, Float32.mlir_type]),
+        [pointer.toint().ir_value()],
+        "ld.volatile.shared.v2.f32 {$0, $1}, [$2];",
+        "=f,=f,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    low, high = (llvm.extractvalue(Float32.mlir_type, pair, [i]) for i in range(2))
+    return Float32(low), Float32(high)
+
+
+def red_add_v4(pointer: cute.Pointer, values: tuple[Float32, ...], present: Int32) -> None:
+    """red.relaxed.gpu.global.add.v4.f32: adds four floats at an address of a multiple of 16, unless `present` is 0."""
+    llvm.inline_asm(
+        None,
+        [pointer.toint().ir_value(), *(value.ir_value() for value in values), present.ir_value()],
+        "{ .reg .pred p; setp.ne.s32 p, $5, 0; @p red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4}; }",
+        "l,f,f,f,f,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def zero() -> Float32:
+    """0, made here: the compiler would else zero accumulators at the kernel's start, where other roles pay for them."""
+    made = llvm.inline_asm(
+        Float32.mlir_type,
+        [],
+        "mov.f32 $0, 0f00000000;",
+        "=f",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Float32(made)

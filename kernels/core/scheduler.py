@@ -37,13 +37,15 @@ class SingleTile:
     """One tile a CTA; the grid's x extent is ceil(q_len / tile_m) * q_heads * batch, its y and z are 1.
 
     Plain order: m_block runs fastest, then the query heads of a kv head, kv heads, batch: CTAs that run together share
-    K and V. Longest first: heads are cut into sections whose K and V fit in L2; within a section the last, longest
-    m_blocks of all its heads come first, and the query heads of a kv head are neighbours.
+    K and V. Longest first: heads are cut into sections whose K and V fit in L2; within a section the longest m_blocks
+    of all its heads come first, and the query heads of a kv head are neighbours. The longest m_blocks are the last ones
+    unless `first_is_longest`.
     """
 
     tile_m: int
     kv_bytes: int  # of one key and its value
     longest_first: bool
+    first_is_longest: bool = False
 
     def tile(self, index: Index, grid: Grid) -> Tile:
         """The tile of CTA `index`."""
@@ -59,7 +61,8 @@ class SingleTile:
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
         step, head = _divmod(rest, heads_here)
-        return self._at(m_blocks - 1 - step, first_head * group + head, group, grid)
+        m_block = step if self.first_is_longest else m_blocks - 1 - step
+        return self._at(m_block, first_head * group + head, group, grid)
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> Tile:
         """`head` counts the query heads of all batch entries."""

@@ -6,10 +6,23 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..core.mask import Place
 
-__all__ = ["batch", "k_major", "mn_major", "place", "rows_and_columns", "scale_rows", "scores_mma", "values_mma"]
+__all__ = [
+    "batch",
+    "k_major",
+    "keys_mma",
+    "mn_major",
+    "place",
+    "queries_mma",
+    "rows_and_columns",
+    "scale_rows",
+    "scores_mma",
+    "swizzled",
+    "values_mma",
+]
 
 WARPGROUP_ROWS = 64
 K_EXTENT = 16  # of a 16-bit wgmma
+SLAB = 64  # 16-bit columns of a swizzle atom
 
 
 def k_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
@@ -24,6 +37,12 @@ def mn_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
 
 
+def swizzled(row: Int32, column: Int32, rows: int) -> Int32:
+    """Element of a `k_major` tile of `rows` rows, from its start: 16-byte pieces of a row trade places by row % 8."""
+    slab, piece = column // SLAB, column % SLAB // 8
+    return slab * (rows * SLAB) + row * SLAB + (piece ^ (row % 8)) * 8 + column % 8
+
+
 def scores_mma(dtype: type[Numeric], tile_n: int) -> cute.TiledMma:
     """S [64, tile_n] = Q K^T of one warpgroup, both operands in shared memory."""
     return _mma(dtype, tile_n, warpgroup.OperandSource.SMEM, OperandMajorMode.K)
@@ -34,8 +53,24 @@ def values_mma(dtype: type[Numeric], head_dim_v: int) -> cute.TiledMma:
     return _mma(dtype, head_dim_v, warpgroup.OperandSource.RMEM, OperandMajorMode.MN)
 
 
-def _mma(dtype: type[Numeric], n: int, a_source: warpgroup.OperandSource, b_major: OperandMajorMode) -> cute.TiledMma:
-    op = warpgroup.MmaF16BF16Op(dtype, Float32, (WARPGROUP_ROWS, n, K_EXTENT), a_source, OperandMajorMode.K, b_major)
+def keys_mma(dtype: type[Numeric], head_dim: int) -> cute.TiledMma:
+    """dK [64, head_dim] += dS^T Q of one warpgroup, both operands in shared memory."""
+    return _mma(dtype, head_dim, warpgroup.OperandSource.SMEM, OperandMajorMode.MN)
+
+
+def queries_mma(dtype: type[Numeric], columns: int) -> cute.TiledMma:
+    """dQ [64, columns] = dS K of one warpgroup, both operands in smem, contiguous along queries and columns."""
+    return _mma(dtype, columns, warpgroup.OperandSource.SMEM, OperandMajorMode.MN, OperandMajorMode.MN)
+
+
+def _mma(
+    dtype: type[Numeric],
+    n: int,
+    a_source: warpgroup.OperandSource,
+    b_major: OperandMajorMode,
+    a_major: OperandMajorMode = OperandMajorMode.K,
+) -> cute.TiledMma:
+    op = warpgroup.MmaF16BF16Op(dtype, Float32, (WARPGROUP_ROWS, n, K_EXTENT), a_source, a_major, b_major)
     return cute.make_tiled_mma(op)
 
 

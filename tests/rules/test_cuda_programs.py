@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 import re
 import sys
 import warnings
@@ -97,15 +98,72 @@ def test_a_mapped_axis_joins_the_sharded_batch():
     assert "all-gather" not in hlo
 
 
-@needs_plugin
-def test_gradients_run_the_forward_kernel_once():
-    def loss(q, k, v):
-        return jax_fa4.attention(q, k, v).astype(jnp.float32).sum()
+def pull(layout="BTNH", **options):
+    """The gradients by q, k and v, for a cotangent of out."""
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", support.FallbackWarning)
-        hlo = compiled(jax.grad(loss, (0, 1, 2)), Q, KV, KV)
-    assert len(calls(hlo)) == 1
+    def run(q, k, v, dout):
+        attend = functools.partial(jax_fa4.attention, layout=layout, causal=True, implementation="kernel", **options)
+        return jax.vjp(attend, q, k, v)[1](dout)
+
+    return run
+
+
+@needs_plugin
+@pytest.mark.parametrize("layout", ["BTNH", "BNTH"])
+def test_gradients_are_one_call_on_arrays_as_they_lie_in_memory(layout):
+    q, kv = (s if layout == "BTNH" else (s[0], s[2], s[1], s[3]) for s in (Q, KV))
+    hlo = compiled(pull(layout), q, kv, kv, q)
+    assert len(calls(hlo)) == 2  # forward and backward
+    assert not re.search(r" (copy|transpose|convert)\(", hlo), hlo
+
+
+@needs_plugin
+def test_scratch_of_the_backward_is_dq_in_float32_and_two_numbers_a_query():
+    shapes = (2, 256, 8, 64), (2, 1024, 4, 64)
+    (_, (results, _)) = calls(compiled(pull(), shapes[0], shapes[1], shapes[1], shapes[0]))
+    sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", results)]
+    assert sizes == [2 * 8 * 256 * 64, 2 * 8 * 256, 2 * 8 * 256]
+
+
+@needs_plugin
+def test_gradients_of_sharded_batch_and_heads_need_no_communication():
+    mesh = h200.mesh((2, 2), ("d", "m"))
+    hlo = compiled(pull(), *((4, *s[1:]) for s in (Q, KV, KV, Q)), mesh=mesh, specs=[P("d", None, "m")] * 4)
+    assert [results.split("{")[0] for results, _ in calls(hlo)] == ["bf16[2,2,200,2,64]"] * 2
+    assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", hlo)
+
+
+@pytest.mark.parametrize(
+    ("options", "by", "reason"),
+    [
+        ({"deterministic": True}, "q", "gradient kernel for deterministic=True"),
+        ({}, "softmax_scale", "kernel for the gradient of softmax_scale"),
+    ],
+    ids=["deterministic", "scale"],
+)
+def test_gradients_without_a_kernel_say_why(options, by, reason):
+    support.warn_fallback.cache_clear()
+
+    def loss(q, softmax_scale, **more):
+        return jax_fa4.attention(q, q, q, softmax_scale=softmax_scale, **options, **more).astype(jnp.float32).sum()
+
+    program = jax.grad(loss, ["q", "softmax_scale"].index(by))
+    args = jax.ShapeDtypeStruct(KV, HALF), jax.ShapeDtypeStruct((), jnp.float32)
+    with pytest.warns(support.FallbackWarning, match=reason):
+        text = jax.jit(program).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(f"@{launcher.TARGET}(") == 1  # the forward
+    asking = jax.jit(functools.partial(program, implementation="kernel"))
+    with pytest.raises(NotImplementedError, match=reason):
+        asking.trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def test_exported_gradients_carry_their_cubins():
+    b, t = jax.export.symbolic_shape("b, t")
+    x = jax.ShapeDtypeStruct((b, t, 4, 64), HALF)
+    checks = jax_fa4.export_disabled_checks()
+    program = jax.export.export(jax.jit(pull()), platforms=["cuda"], disabled_checks=checks)(x, x, x, x)
+    assert program.mlir_module().count("images = ") == 2
+    assert [str(a.shape) for a in program.out_avals] == [str(x.shape)] * 3
 
 
 @needs_plugin

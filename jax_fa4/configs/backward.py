@@ -1,0 +1,302 @@
+"""All that the three kernels of a backward are compiled from, with what follows from it.
+
+They run one after the other: preprocess makes two numbers a query and zeroes a float32 array, the main kernel adds dq
+to it and writes dk and dv, postprocess scales and rounds it. All three cut the queries into tiles of `tile_m`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jax_fa4.configs.config import (
+    MBARRIER_BYTES,
+    OTHER_REGISTERS,
+    PRODUCER_REGISTERS,
+    REGISTER_FILE,
+    REGISTER_LIMIT,
+    REGISTER_STEP,
+    SMEM_LIMIT,
+    SWIZZLE_BYTES,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    KernelConfig,
+)
+from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
+
+__all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
+
+FLOAT_BYTES = 4
+WARPGROUPS = 2  # consumers: each holds half the keys of a tile
+QUERY_EXTENTS: tuple[Extent, ...] = ("q_len", "q_heads", "batch")
+KEY_EXTENTS: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """What the kernels of a backward share; no length, batch, head count, scale or window value is part of it."""
+
+    arch: str
+    dtype: Literal["bfloat16", "float16"]
+    head_dim: int
+    head_dim_v: int
+    tile_m: int
+
+    def __post_init__(self) -> None:
+        if self.arch != "sm_90a":
+            raise ValueError(f"arch must be sm_90a, got {self.arch}")
+        if self.dtype not in ("bfloat16", "float16"):
+            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
+        if self.head_dim not in (64, 128):
+            raise ValueError(f"head_dim must be 64 or 128, got {self.head_dim}")
+        if self.head_dim_v != self.head_dim:
+            raise ValueError(f"head_dim_v must be head_dim={self.head_dim}, got {self.head_dim_v}")
+        if self.tile_m * self.head_dim != WARPGROUPS * WARPGROUP_ROWS * self.slab:
+            raise ValueError(
+                f"tile_m must be {WARPGROUPS * WARPGROUP_ROWS * self.slab // self.head_dim}, got {self.tile_m}"
+            )
+
+    @property
+    def element_bytes(self) -> int:
+        """Of every array but statistics and scratch."""
+        return 2
+
+    @property
+    def slab(self) -> int:
+        """Columns of one row of a swizzle atom."""
+        return SWIZZLE_BYTES // self.element_bytes
+
+    @property
+    def q_bytes(self) -> int:
+        """Of a tile of q; one of out is as large."""
+        return self.tile_m * self.head_dim * self.element_bytes
+
+    def tensor_map(self, name: str, rows: int) -> MapParam:
+        """The map of one array, whose copies move `rows` rows and one swizzle atom's columns."""
+        columns: Extent = "head_dim_v" if name in ("v", "out", "dout", "dv") else "head_dim"
+        extents = KEY_EXTENTS if name in ("k", "v", "dk", "dv") else QUERY_EXTENTS
+        box = (self.slab, rows, 1, 1)
+        return MapParam(name=name, dtype=self.dtype, dims=(columns, *extents), box=box, swizzle=SWIZZLE_BYTES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessConfig(TileConfig):
+    """A CTA makes the statistics of `tile_m` queries of one head, a thread those of one, and zeroes their dq."""
+
+    kernel: Literal["preprocess"] = "preprocess"
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_d{self.head_dim}"
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.tile_m
+
+    @property
+    def smem_bytes(self) -> int:
+        """Tiles of out and dout, a full and an empty barrier."""
+        return 2 * self.q_bytes + 2 * MBARRIER_BYTES
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        return (
+            self.tensor_map("out", self.tile_m),
+            self.tensor_map("dout", self.tile_m),
+            PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+            PointerParam(name="dlse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+            PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            PointerParam(
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+            ),
+            *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PostprocessConfig(TileConfig):
+    """A CTA turns the float32 dq of `tile_m` queries of one head into the result."""
+
+    kernel: Literal["postprocess"] = "postprocess"
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_d{self.head_dim}"
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return WARPGROUP
+
+    @property
+    def smem_bytes(self) -> int:
+        """The tile of dq."""
+        return self.q_bytes
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        return (
+            self.tensor_map("dq", self.tile_m),
+            PointerParam(
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+            ),
+            PointerParam(name="softmax_scale", dtype="float32"),
+            *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardConfig(TileConfig):
+    """The main kernel: a CTA owns `tile_n` keys of one kv head, 64 for each of two consumer warpgroups.
+
+    It walks over tiles of `tile_m` queries of all query heads that read this kv head, held in a ring of `q_stages` for
+    q and one of `dout_stages` for dout. Raises ValueError where shared memory, registers or an instruction forbid it.
+    """
+
+    kernel: Literal["backward"] = "backward"
+    tile_n: int
+    q_stages: int
+    dout_stages: int
+    ds_stages: int
+    has_left: bool = False
+    has_right: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile_n != WARPGROUPS * WARPGROUP_ROWS:
+            raise ValueError(f"tile_n must be {WARPGROUPS * WARPGROUP_ROWS}, got {self.tile_n}")
+        if self.q_stages < 2:
+            raise ValueError(f"q_stages must be at least 2, got {self.q_stages}")
+        if self.dout_stages < 1:
+            raise ValueError(f"dout_stages must be at least 1, got {self.dout_stages}")
+        if self.ds_stages != 2:
+            raise ValueError(f"ds_stages must be 2, got {self.ds_stages}")
+        if self.smem_bytes > SMEM_LIMIT:
+            raise ValueError(
+                f"q_stages={self.q_stages}, dout_stages={self.dout_stages} need {self.smem_bytes} bytes of smem, "
+                f"{SMEM_LIMIT} exist"
+            )
+        needed = self.accumulator_registers + OTHER_REGISTERS
+        if needed > self.consumer_registers:
+            raise ValueError(
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim={self.head_dim} need {needed} registers "
+                f"a thread, {self.consumer_registers} exist"
+            )
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        edges = "".join(f"_{side}" for side in ("left", "right") if getattr(self, f"has_{side}"))
+        return f"jax_fa4_backward_{self.arch}_{self.dtype}_d{self.head_dim}{edges}"
+
+    @property
+    def preprocess(self) -> PreprocessConfig:
+        """The kernel that runs before."""
+        return PreprocessConfig(**self._shared())
+
+    @property
+    def postprocess(self) -> PostprocessConfig:
+        """The kernel that runs after."""
+        return PostprocessConfig(**self._shared())
+
+    @property
+    def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
+        """All three in the order of their launches."""
+        return self.preprocess, self, self.postprocess
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups."""
+        return WARPGROUPS
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA, the producer warpgroup included."""
+        return (1 + WARPGROUPS) * WARPGROUP
+
+    @property
+    def producer_registers(self) -> int:
+        """A thread of the producer warpgroup keeps so many."""
+        return PRODUCER_REGISTERS[WARPGROUPS]
+
+    @property
+    def consumer_registers(self) -> int:
+        """A consumer thread gets so many: an equal part of what the producer leaves."""
+        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // WARPGROUPS
+        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
+
+    @property
+    def values_early(self) -> bool:
+        """Whether dv += p dout runs beside the computation of ds: p is then alive twice, in float32 and in 16 bit."""
+        return self._registers(2 * self.head_dim + 2 * self.tile_m + self.tile_m // 2) <= self.consumer_registers
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Of a consumer thread where most are alive: dk, dv, p and dp in float32, p in 16 bit if `values_early`."""
+        halves = self.tile_m // 2 if self.values_early else 0
+        return (2 * self.head_dim + 2 * self.tile_m + halves) * WARPGROUP_ROWS // WARPGROUP
+
+    @property
+    def k_bytes(self) -> int:
+        """Of the tile of k; that of v is as large."""
+        return self.tile_n * self.head_dim * self.element_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one statistic of a tile's queries."""
+        return self.tile_m * FLOAT_BYTES
+
+    @property
+    def ds_bytes(self) -> int:
+        """Of one stage of ds."""
+        return self.tile_m * self.tile_n * self.element_bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """A full and an empty barrier for k, for v and for each stage of both rings."""
+        return 2 * (2 + self.q_stages + self.dout_stages) * MBARRIER_BYTES
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        rings = (self.q_stages + self.dout_stages) * (self.q_bytes + self.row_bytes)
+        return 2 * self.k_bytes + rings + self.ds_stages * self.ds_bytes + self.barrier_bytes
+
+    @property
+    def longest_first(self) -> bool:
+        """Tiles differ in length only where the mask has a right edge and no left one."""
+        return self.has_right and not self.has_left
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        windows = (("window_left", self.has_left), ("window_right", self.has_right))
+        return (
+            self.tensor_map("q", self.tile_m),
+            self.tensor_map("dout", self.tile_m),
+            *(self.tensor_map(name, WARPGROUP_ROWS) for name in ("k", "v", "dk", "dv")),
+            PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            PointerParam(
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+            ),
+            PointerParam(name="softmax_scale", dtype="float32"),
+            *(PointerParam(name=name, dtype="int32") for name, present in windows if present),
+            *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
+        )
+
+    def _registers(self, elements_a_row: int) -> int:
+        """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""
+        return elements_a_row * WARPGROUP_ROWS // WARPGROUP + OTHER_REGISTERS
+
+    def _shared(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}
+
+
+Config = KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig

@@ -1,0 +1,38 @@
+"""The backward's launch plan: three kernels in one call, with scratch that is a result of the call like the gradients.
+
+preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum
+main          q, k, v, dout, lse_log2, delta             -> dk, dv; added to dq_sum
+postprocess   dq_sum                                     -> dq
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax_fa4.configs import BackwardConfig
+from jax_fa4.plan.bind import Buffers, Kernel, scalars_of
+from jax_fa4.plan.plan import Plan
+from jax_fa4.spec import Layout
+
+__all__ = ["RESULTS", "backward", "operand_names"]
+
+GRADIENTS = ("dq", "dk", "dv")
+SCRATCH = ("dq_sum", "lse_log2", "delta")
+RESULTS = GRADIENTS + SCRATCH
+
+
+def operand_names(config: BackwardConfig) -> tuple[str, ...]:
+    """The call's operands in order."""
+    return ("q", "k", "v", "out", "lse", "dout", "dlse", *scalars_of(config))
+
+
+def backward(config: BackwardConfig, kernels: Sequence[Kernel], layout: Layout) -> Plan:
+    """The plan of a backward call whose arrays lie in memory as `layout` says; `kernels`: of `config.kernels`."""
+    buffers = Buffers(operand_names(config), RESULTS, config, layout)
+    tiles = (buffers.query_tiles(), buffers.key_tiles(), buffers.query_tiles())
+    return Plan(
+        arch=config.arch,
+        operands=buffers.operands,
+        results=buffers.results,
+        launches=tuple(map(buffers.launch, config.kernels, kernels, tiles)),
+    )

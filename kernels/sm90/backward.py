@@ -1,0 +1,667 @@
+"""Hopper backward: a producer warp streams Q and dO past two consumer warpgroups that hold 64 keys each.
+
+    load --k, v--> consume     gmem -TMA-> smem -wgmma-> registers: dK, dV -stmatrix-> smem -TMA-> gmem
+         --q-----> consume     smem: K, V tile_n x D | q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x D,
+         --dout-->                   delta) | ds_stages x dS tile_n x tile_m; dK and dV leave through K and V
+
+    barrier      stages       arrives (count)        waits    true once it completes
+    k.full       1            load (1 + bytes)       consume  the K tile is in smem; v likewise
+    k.empty      1            nobody: a CTA computes one tile; v likewise
+    q.full       q_stages     load (1 + bytes)       consume  that Q tile and the lse of its rows are in smem
+    q.empty      q_stages     consume (1 a warp)     load     S and dK have read the slot
+    dout.full    dout_stages  load (1 + bytes)       consume  that dO tile and the delta of its rows are in smem
+    dout.empty   dout_stages  consume (1 a warp)     load     dP and dV have read the slot
+    ds           named        both wgs (256)         both     all of dS(m) is in smem, and dQ(m-1) has been computed
+    store        named        both wgs (256)         both     no wgmma reads K any more
+    store[i]     named        wg i (128)             wg i     warpgroup i's part of dK and dV is in smem
+
+All products of a tile of queries m are computed with keys as rows, so that P^T and dS^T, once rounded, are A operands
+where they lie:
+
+    S^T = K Q^T    dP^T = V dO^T    P^T = exp2(scale_log2 S^T - lse)    dS^T = P^T (dP^T - delta)
+    dV += P^T dO   dK += dS^T Q     dQ += dS K
+
+Only dQ sums over keys: dS goes through shared memory, each warpgroup computes a 64 x 64 quarter or half of dQ over all
+keys of the tile, and adds it to float32 global memory. Query tiles are visited downwards:
+
+    wg issues   | dQ(m+1) dK(m+1) S(m) |           | dP(m) |         | dV(m) |          |
+    wg computes |                      | add dQ(m+1)       | P(m)            | dS(m)    |   one wait before each
+
+`dq_sum` holds a row's columns permuted, see `reduce_queries`.
+
+Parameters in order, as `BackwardConfig.params` lists them (maps as in the forward):
+
+    q, dout         map   (head_dim, q_len, q_heads, batch)      box (64, tile_m, 1, 1)
+    k, v, dk, dv    map   (head_dim, kv_len, kv_heads, batch)    box (64, 64, 1, 1)
+    lse_log2        float32*  [batch, q_heads, padded_q_len]     +inf in rows that see nothing and beyond q_len
+    delta           float32*  [batch, q_heads, padded_q_len]     0 there
+    dq_sum          float32*  [batch, q_heads, q_len, head_dim]  added to
+    softmax_scale   float32*  one element
+    window_left     int32*    one element, >= 0; only with has_left
+    window_right    int32*    one element, >= 0; only with has_right
+    q_len kv_len q_heads kv_heads batch    int32 each
+
+Grid (ceil(kv_len / tile_n) * kv_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0 nothing is
+copied through the maps of q and dout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.pipeline import PipelineConsumer, PipelineProducer
+
+from ..core import mask, ptx
+from ..core.barriers import Edge, NamedBarrierId, make_pipelines
+from ..core.bounds import Bounds, Visit
+from ..core.scheduler import Grid, SingleTile, Tile
+from ..core.seqlen import Sequence
+from ..core.softmax import LOG2_E
+from . import mma
+from .tma import Corner, fetch, partition
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import BackwardConfig
+
+__all__ = ["BackwardSm90"]
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+WARPGROUP_WARPS = 4
+WARPGROUPS = 2
+SLAB = 64  # columns of a swizzle atom
+LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps only give their registers away
+ALL_BITS = -1
+
+
+class Maps(NamedTuple):
+    """TMA copies of one tile each."""
+
+    q: cute.CopyAtom
+    dout: cute.CopyAtom
+    k: cute.CopyAtom
+    v: cute.CopyAtom
+    dk: cute.CopyAtom
+    dv: cute.CopyAtom
+
+
+class Rows(NamedTuple):
+    """Addresses of float32 numbers a query."""
+
+    lse_log2: cute.Pointer
+    delta: cute.Pointer
+    dq_sum: cute.Pointer
+
+
+class Scalars(NamedTuple):
+    """Addresses of values that XLA computes on the device."""
+
+    softmax_scale: cute.Pointer
+    window_left: cute.Pointer | None
+    window_right: cute.Pointer | None
+
+
+class Smem(NamedTuple):
+    """Tiles in shared memory."""
+
+    k: cute.Tensor  # (64, D, warpgroups)
+    v: cute.Tensor  # (64, D, warpgroups)
+    k_slabs: cute.Tensor  # (64 columns, 64 keys, slabs * warpgroups), the bytes of k, slab fastest
+    q: cute.Tensor  # (tile_m, D, q_stages)
+    q_transposed: cute.Tensor  # (D, tile_m, q_stages), the same bytes
+    dout: cute.Tensor  # (tile_m, D, dout_stages)
+    dout_transposed: cute.Tensor  # (D, tile_m, dout_stages), the same bytes
+    ds: cute.Tensor  # (64 keys, tile_m, warpgroups * ds_stages), warpgroup fastest
+    ds_slabs: cute.Tensor  # (64 queries, 64 keys, slabs * warpgroups * ds_stages), the same bytes, slab fastest
+    lse_log2: cute.Tensor  # (tile_m, q_stages)
+    delta: cute.Tensor  # (tile_m, dout_stages)
+
+
+class Work(NamedTuple):
+    """One tile of keys and the tiles of queries that see it, in each of the kv head's query heads."""
+
+    grid: Grid
+    tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
+    seq: Sequence  # of the transposed problem, where a key sees queries
+    visit: Visit
+    group: Int32
+
+
+class Producers(NamedTuple):
+    """The load warp's ends."""
+
+    k: PipelineProducer
+    v: PipelineProducer
+    q: PipelineProducer
+    dout: PipelineProducer
+
+
+class Walk(NamedTuple):
+    """A consumer warpgroup's ends, and where it stands."""
+
+    k: PipelineConsumer
+    v: PipelineConsumer
+    q: PipelineConsumer
+    q_read: PipelineConsumer  # a step behind q: at the slot of the tile in work
+    dout: PipelineConsumer  # at the slot of the tile in work
+    head: Int32  # query head, over all of the batch
+    m_block: Int32  # the tile in work
+    ds_stage: Int32  # where its dS lies
+
+
+class Fragments(NamedTuple):
+    """What a consumer thread computes with."""
+
+    k: cute.Tensor  # descriptors (MMA, 1, K) of the warpgroup's keys
+    v: cute.Tensor  # likewise
+    q: cute.Tensor  # descriptors (MMA, 1, K, q_stages)
+    q_transposed: cute.Tensor
+    dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages)
+    dout_transposed: cute.Tensor
+    k_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups)
+    ds: cute.Tensor  # descriptors (MMA, 1, K, warpgroups * ds_stages)
+    ds_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups * ds_stages)
+    scores: cute.Tensor  # accumulators, float32
+    dweights: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+    dq: cute.Tensor
+    weights: cute.Tensor  # A operand, 16 bit
+    place: mask.Place
+    is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
+    scale_log2: Float32  # softmax_scale * log2(e), of any sign
+
+
+class BackwardSm90:
+    """The main backward kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: BackwardConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.head_dim // SLAB
+        # of the transposed problem: rows are keys, columns are queries
+        self.bounds = Bounds(
+            tile_m=config.tile_n, tile_n=config.tile_m, has_left=config.has_right, has_right=config.has_left
+        )
+        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.head_dim
+        self.scheduler = SingleTile(
+            tile_m=config.tile_n,
+            kv_bytes=bytes_a_query,
+            longest_first=config.longest_first,
+            first_is_longest=True,
+        )
+        warps = WARPGROUPS * WARPGROUP_WARPS
+        ring_bytes = config.q_bytes + config.row_bytes
+        self.edges = (
+            Edge(name="k", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
+            Edge(name="v", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
+            Edge(name="q", stages=config.q_stages, tx_bytes=ring_bytes, consumer_warps=warps),
+            Edge(name="dout", stages=config.dout_stages, tx_bytes=ring_bytes, consumer_warps=warps),
+        )
+
+    @cute.jit
+    def launch(
+        self,
+        q: cute.Tensor,
+        dout: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        rows: Rows,
+        scalars: Scalars,
+        grid: Grid,
+    ) -> None:
+        """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        queries = mma.k_major(self.dtype, config.tile_m, config.head_dim, config.q_stages)
+        keys = mma.k_major(self.dtype, WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
+        query_block, key_block = (config.tile_m, config.head_dim), (WARPGROUP_ROWS, config.head_dim)
+        maps = Maps(
+            q=cpasync.make_tiled_tma_atom(load, q, queries, query_block)[0],
+            dout=cpasync.make_tiled_tma_atom(load, dout, queries, query_block)[0],
+            k=cpasync.make_tiled_tma_atom(load, k, keys, key_block)[0],
+            v=cpasync.make_tiled_tma_atom(load, v, keys, key_block)[0],
+            dk=cpasync.make_tiled_tma_atom(store, dk, keys, key_block)[0],
+            dv=cpasync.make_tiled_tma_atom(store, dv, keys, key_block)[0],
+        )
+        self.kernel(maps, rows, scalars, grid).launch(
+            grid=(grid.batch, 1, 1),
+            block=(config.threads, 1, 1),
+            smem=config.smem_bytes,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(self, maps: Maps, rows: Rows, scalars: Scalars, grid: Grid) -> None:
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_index == LOAD_WARP:
+            for atom in maps:
+                cpasync.prefetch_descriptor(atom)
+        softmax_scale = _read(scalars.softmax_scale)
+        window_left = _read(scalars.window_left) if scalars.window_left is not None else None
+        window_right = _read(scalars.window_right) if scalars.window_right is not None else None
+
+        # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
+        group = grid.q_heads // grid.kv_heads
+        transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
+        tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
+        seq = Sequence.bottom_right(grid.kv_len, grid.q_len, window_right, window_left)
+        work = Work(grid, tile, seq, self.bounds.visit(tile.m_block, seq), group)
+        smem = self.allocate()
+        ends = make_pipelines(self.edges)
+
+        if warp_index < WARPGROUP_WARPS:
+            cute.arch.setmaxregister_decrease(self.config.producer_registers)
+            if warp_index == LOAD_WARP:
+                self.load(maps, rows, smem, Producers(*(ends[name][0] for name in Producers._fields)), work)
+        else:
+            cute.arch.setmaxregister_increase(self.config.consumer_registers)
+            wg = warp_index // WARPGROUP_WARPS - 1
+            walk = Walk(
+                **{name: ends[name][1] for name in ("k", "v", "q", "dout")},
+                q_read=ends["q"][1].clone(),
+                head=tile.batch * grid.q_heads + tile.q_head * group,
+                m_block=Int32(0),
+                ds_stage=Int32(0),
+            )
+            self.consume(maps, rows, smem, walk, work, wg, softmax_scale)
+
+    def allocate(self) -> Smem:
+        """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
+        config, smem = self.config, cutlass.memory.SmemAllocator()
+
+        def tiles(rows: int, columns: int, count: int) -> cute.Tensor:
+            layout = mma.k_major(self.dtype, rows, columns, count)
+            return smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+
+        def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
+            return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
+
+        k = tiles(WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
+        v = tiles(WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
+        q = tiles(config.tile_m, config.head_dim, config.q_stages)
+        dout = tiles(config.tile_m, config.head_dim, config.dout_stages)
+        ds_tiles = WARPGROUPS * config.ds_stages
+        ds = tiles(WARPGROUP_ROWS, config.tile_m, ds_tiles)
+        return Smem(
+            k=k,
+            v=v,
+            k_slabs=transposed(k, WARPGROUP_ROWS, SLAB, self.column_slabs * WARPGROUPS),
+            q=q,
+            q_transposed=transposed(q, config.tile_m, config.head_dim, config.q_stages),
+            dout=dout,
+            dout_transposed=transposed(dout, config.tile_m, config.head_dim, config.dout_stages),
+            ds=ds,
+            ds_slabs=transposed(ds, WARPGROUP_ROWS, SLAB, self.query_slabs * ds_tiles),
+            lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
+            delta=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.dout_stages)), 16),
+        )
+
+    @cute.jit
+    def load(self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work) -> None:
+        """Waits: k.empty, v.empty, q.empty, dout.empty. Signals: the full ones (TMA counts the bytes)."""
+        tile, visit = work.tile, work.visit
+        if visit.num_n_blocks > 0:
+            self.load_keys(maps.k, smem.k, pipes.k, tile)
+            for h in cutlass.range(work.group, unroll=1):
+                head = tile.q_head * work.group + h
+                for i in cutlass.range(visit.num_n_blocks, unroll=1):
+                    pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
+                    if h + i == 0:
+                        self.load_keys(maps.v, smem.v, pipes.v, tile)
+                    # before the next Q, whose slot is free only once dO has been waited for
+                    pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
+        # no tail: the consumers wait for every copy, so none lands after the CTA has gone
+
+    def load_keys(self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, tile: Tile) -> None:
+        """K or V of the tile. The ring has one slot, which is free."""
+        slot = pipe.acquire()
+        for wg in range(WARPGROUPS):
+            corner = Corner(tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
+            fetch(atom, (WARPGROUP_ROWS, self.config.head_dim), corner, target[None, None, wg], slot)
+
+    @cute.jit
+    def load_queries(
+        self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work, head: Int32, m_block: Int32
+    ) -> Producers:
+        """Waits: q.empty. Signals: q.full."""
+        slot = pipes.q.acquire_and_advance()
+        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        fetch(maps.q, (self.config.tile_m, self.config.head_dim), corner, smem.q[None, None, slot.index], slot)
+        self.load_row(rows.lse_log2, smem.lse_log2[None, slot.index], work, head, m_block, slot.barrier)
+        return pipes
+
+    @cute.jit
+    def load_dout(
+        self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work, head: Int32, m_block: Int32
+    ) -> Producers:
+        """Waits: dout.empty. Signals: dout.full."""
+        slot = pipes.dout.acquire_and_advance()
+        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        fetch(maps.dout, (self.config.tile_m, self.config.head_dim_v), corner, smem.dout[None, None, slot.index], slot)
+        self.load_row(rows.delta, smem.delta[None, slot.index], work, head, m_block, slot.barrier)
+        return pipes
+
+    @cute.jit
+    def load_row(
+        self,
+        source: cute.Pointer,
+        target: cute.Tensor,
+        work: Work,
+        head: Int32,
+        m_block: Int32,
+        barrier: cute.Pointer,
+    ) -> None:
+        """Starts the copy of one statistic of a tile's queries."""
+        tile_m, grid = self.config.tile_m, work.grid
+        m_blocks = (grid.q_len + (tile_m - 1)) // tile_m
+        first = (Int64(work.tile.batch) * grid.q_heads + head) * m_blocks + m_block
+        row = cute.make_tensor((source + first * tile_m).align(16), cute.make_layout(tile_m))
+        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
+        with cute.arch.elect_one():
+            cute.copy(atom, row, target, mbar_ptr=barrier)
+
+    @cute.jit
+    def consume(
+        self, maps: Maps, rows: Rows, smem: Smem, walk: Walk, work: Work, wg: Int32, softmax_scale: Float32
+    ) -> None:
+        """Waits: k.full, v.full, q.full, dout.full, ds, store. Signals: q.empty, dout.empty, ds, store."""
+        first_row = work.tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS
+        fragments = self.fragments(smem, work, wg, first_row, softmax_scale * LOG2_E)
+        zero = ptx.zero()
+        fragments.dk.fill(zero)
+        fragments.dv.fill(zero)
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            walk.k.wait()
+            walk.v.wait()
+            for _ in cutlass.range(work.group, unroll=1):
+                walk = self.first_step(fragments, smem, rows, walk, work, wg, visit.first)
+                for span in visit.spans:
+                    for i in cutlass.range(span.num_n_blocks, unroll=1):
+                        walk = self.step(fragments, smem, rows, walk, work, wg, span.first - i, span.right, span.left)
+                walk = self.last_step(fragments, rows, walk, work, wg)
+        self.finish(maps, smem, fragments, work, wg, first_row, softmax_scale)
+
+    def fragments(self, smem: Smem, work: Work, wg: Int32, first_row: Int32, scale_log2: Float32) -> Fragments:
+        """Descriptors and registers of the calling thread; `first_row`: key of the warpgroup."""
+        config = self.config
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        scores_mma = mma.scores_mma(self.dtype, config.tile_m)
+        values_mma = mma.values_mma(self.dtype, config.head_dim)
+        keys_mma = mma.keys_mma(self.dtype, config.head_dim)
+        queries_mma = mma.queries_mma(self.dtype, SLAB)
+        # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
+        by_scores, by_values, by_queries = scores_mma.get_slice(0), values_mma.get_slice(0), queries_mma.get_slice(0)
+        scores_shape = scores_mma.partition_shape_C((WARPGROUP_ROWS, config.tile_m))
+        weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_m))
+        keys_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.head_dim))
+        queries_shape = queries_mma.partition_shape_C((SLAB, SLAB))
+        place = mma.place(first_row, thread, config.tile_m)
+        return Fragments(
+            k=scores_mma.make_fragment_A(by_scores.partition_A(smem.k))[None, None, None, wg],
+            v=scores_mma.make_fragment_A(by_scores.partition_A(smem.v))[None, None, None, wg],
+            q=scores_mma.make_fragment_B(by_scores.partition_B(smem.q)),
+            q_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.q_transposed)),
+            dout=scores_mma.make_fragment_B(by_scores.partition_B(smem.dout)),
+            dout_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.dout_transposed)),
+            k_slabs=queries_mma.make_fragment_B(by_queries.partition_B(smem.k_slabs)),
+            ds=keys_mma.make_fragment_A(keys_mma.get_slice(0).partition_A(smem.ds)),
+            ds_slabs=queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_slabs)),
+            scores=cute.make_rmem_tensor(scores_shape, Float32),
+            dweights=cute.make_rmem_tensor(scores_shape, Float32),
+            dk=cute.make_rmem_tensor(keys_shape, Float32),
+            dv=cute.make_rmem_tensor(keys_shape, Float32),
+            dq=cute.make_rmem_tensor(queries_shape, Float32),
+            weights=cute.make_rmem_tensor(weights_shape, self.dtype),
+            place=place,
+            is_key=tuple(
+                Int32(cutlass.select_(row < work.grid.kv_len, Int32(ALL_BITS), Int32(0))) for row in place.rows
+            ),
+            scale_log2=scale_log2,
+        )
+
+    @cute.jit
+    def first_step(
+        self, fragments: Fragments, smem: Smem, rows: Rows, walk: Walk, work: Work, wg: Int32, m_block: Int32
+    ) -> Walk:
+        """S, P and dS of a head's first tile of queries; that tile may be cut by any edge of the mask."""
+        slot = walk.q.wait_and_advance()  # Q(m) has landed
+        warpgroup.fence()
+        self.issue_scores(fragments, slot.index)
+        walk = walk._replace(m_block=m_block)
+        return self.weigh(fragments, smem, walk, work, wg, right=self.config.has_left, left=self.config.has_right)
+
+    @cute.jit
+    def step(
+        self,
+        fragments: Fragments,
+        smem: Smem,
+        rows: Rows,
+        walk: Walk,
+        work: Work,
+        wg: Int32,
+        m_block: Int32,
+        right: cutlass.Constexpr,
+        left: cutlass.Constexpr,
+    ) -> Walk:
+        """dQ and dK of tile m+1 beside S of tile m, then P and dS of tile m."""
+        warpgroup.fence()
+        if cutlass.const_expr(not self.config.values_early):
+            self.issue_values(fragments, walk.dout.current_handle().index)
+        self.issue_queries(fragments, walk, wg)
+        self.issue_keys(fragments, walk, wg)
+        warpgroup.wait_group(2)  # dV(m+1) is complete: the registers of P(m+1) are free for S(m)
+        walk.dout.release()
+        walk.dout.advance()
+        slot = walk.q.wait_and_advance()  # Q(m) has landed
+        self.issue_scores(fragments, slot.index)
+        warpgroup.wait_group(2)  # dQ(m+1) is complete; dK(m+1) and S(m) may still run
+        self.reduce_queries(fragments, rows, walk, work, wg)
+        walk = walk._replace(m_block=m_block, ds_stage=walk.ds_stage ^ 1)
+        return self.weigh(fragments, smem, walk, work, wg, right=right, left=left, release=True)
+
+    @cute.jit
+    def last_step(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> Walk:
+        """dQ and dK of a head's last tile of queries."""
+        warpgroup.fence()
+        if cutlass.const_expr(not self.config.values_early):
+            self.issue_values(fragments, walk.dout.current_handle().index)
+        self.issue_queries(fragments, walk, wg)
+        self.issue_keys(fragments, walk, wg)
+        warpgroup.wait_group(1)  # dV and dQ are complete
+        walk.dout.release()
+        walk.dout.advance()
+        self.reduce_queries(fragments, rows, walk, work, wg)
+        warpgroup.wait_group(0)  # dK is complete
+        walk.q_read.release()
+        walk.q_read.advance()
+        return walk._replace(head=walk.head + 1, ds_stage=walk.ds_stage ^ 1)
+
+    @cute.jit
+    def weigh(
+        self,
+        fragments: Fragments,
+        smem: Smem,
+        walk: Walk,
+        work: Work,
+        wg: Int32,
+        right: cutlass.Constexpr,
+        left: cutlass.Constexpr,
+        release: cutlass.Constexpr = False,
+    ) -> Walk:
+        """P(m), dP(m) and dS(m), and dV += P dO; dS(m) is in smem at the end. `release`: the tile before was of q."""
+        walk.dout.wait()  # dO(m) has landed
+        dout_index = walk.dout.current_handle().index
+        warpgroup.fence()
+        self.issue_dweights(fragments, dout_index)
+        warpgroup.wait_group(1)  # dK(m+1) is complete and S(m) in registers; dP(m) may still run
+        if cutlass.const_expr(release):
+            walk.q_read.release()
+            walk.q_read.advance()
+        scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
+        q_index = walk.q_read.current_handle().index
+        for block in cutlass.range_constexpr(self.config.tile_m // 8):
+            lse = self.of_queries(smem.lse_log2[None, q_index], block, fragments.place)
+            for pair in cutlass.range_constexpr(2):
+                c = 2 * block + pair
+                for r in cutlass.range_constexpr(2):
+                    power = cute.math.fma(scores[r, c], fragments.scale_log2, -lse[pair])
+                    scores[r, c] = cute.math.exp2(power, fastmath=True)
+        if cutlass.const_expr(right or left):
+            start = walk.m_block * self.config.tile_m
+            mask.hide(scores, fragments.place, start, work.seq, right=right, left=left, hidden=0.0)
+        if cutlass.const_expr(self.config.values_early):
+            self.pack(fragments.scores, fragments.weights)
+            warpgroup.fence()
+            self.issue_values(fragments, dout_index)
+
+        # dP(m) is in registers; dV += P(m) dO(m) may still run
+        warpgroup.wait_group(1 if self.config.values_early else 0)
+        dscores = cute.make_rmem_tensor_like(fragments.dweights, self.dtype)
+        rounded = cute.recast_tensor(cute.coalesce(dscores), Int32)
+        for block in cutlass.range_constexpr(self.config.tile_m // 8):
+            delta = self.of_queries(smem.delta[None, dout_index], block, fragments.place)
+            for r in cutlass.range_constexpr(2):
+                ds = [scores[r, c] * (dweights[r, c] - delta[c % 2]) for c in (2 * block, 2 * block + 1)]
+                pair = ptx.cvt_pair(self.dtype, *ds)
+                # beyond kv_len P = exp2(-lse) may be inf, and dQ sums over keys
+                rounded[2 * block + r] = pair & fragments.is_key[r]
+        if cutlass.const_expr(not self.config.values_early):
+            self.pack(fragments.scores, fragments.weights)
+        self.store_dscores(dscores, smem, walk, wg)
+        return walk
+
+    def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
+        """Starts S^T = K Q^T."""
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
+        q = fragments.q[None, None, None, stage]
+        mma.batch(scores_mma, fragments.scores, fragments.k, q, accumulate=False)
+
+    def issue_dweights(self, fragments: Fragments, stage: Int32) -> None:
+        """Starts dP^T = V dO^T."""
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
+        dout = fragments.dout[None, None, None, stage]
+        mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False)
+
+    def issue_values(self, fragments: Fragments, stage: Int32) -> None:
+        """Starts dV += P^T dO."""
+        values_mma = mma.values_mma(self.dtype, self.config.head_dim)
+        dout = fragments.dout_transposed[None, None, None, stage]
+        mma.batch(values_mma, fragments.dv, fragments.weights, dout, accumulate=True)
+
+    def issue_keys(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
+        """Starts dK += dS^T Q of the tile in work."""
+        keys_mma = mma.keys_mma(self.dtype, self.config.head_dim)
+        ds = fragments.ds[None, None, None, walk.ds_stage * WARPGROUPS + wg]
+        q = fragments.q_transposed[None, None, None, walk.q_read.current_handle().index]
+        mma.batch(keys_mma, fragments.dk, ds, q, accumulate=True)
+
+    def issue_queries(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
+        """Starts dQ = dS K of the tile in work: the warpgroup's slab of queries or columns, over all keys."""
+        queries_mma = mma.queries_mma(self.dtype, SLAB)
+        query_slab, column_slab = self.slabs(wg)
+        steps = cute.size(fragments.ds_slabs, mode=[2])
+        for keys in range(WARPGROUPS):
+            ds = fragments.ds_slabs[
+                None, None, None, (walk.ds_stage * WARPGROUPS + keys) * self.query_slabs + query_slab
+            ]
+            k = fragments.k_slabs[None, None, None, keys * self.column_slabs + column_slab]
+            for step in range(steps):
+                queries_mma.set(warpgroup.Field.ACCUMULATE, keys > 0 or step > 0)
+                cute.gemm(queries_mma, fragments.dq, ds[None, None, step], k[None, None, step], fragments.dq)
+        warpgroup.commit_group()
+
+    def slabs(self, wg: Int32) -> tuple[Int32 | int, Int32 | int]:
+        """(slab of queries, slab of columns) of dQ that a warpgroup computes."""
+        return (wg, 0) if self.query_slabs == WARPGROUPS else (0, wg)
+
+    def of_queries(self, values: cute.Tensor, block: int, place: mask.Place) -> tuple[Float32, Float32]:
+        """A statistic, in smem, of the thread's two neighbouring queries in a block of eight."""
+        return ptx.ld_shared_v2(values.iterator + (8 * block + place.first_column))
+
+    def pack(self, acc: cute.Tensor, rounded: cute.Tensor) -> None:
+        """An accumulator in 16 bit: a thread's elements of it are its elements of the A operand, in the same order."""
+        elements = cute.coalesce(acc)
+        pairs = cute.recast_tensor(cute.coalesce(rounded), Int32)
+        for i in range(cute.size(pairs)):
+            pairs[i] = ptx.cvt_pair(self.dtype, elements[2 * i], elements[2 * i + 1])
+
+    def store_dscores(self, dscores: cute.Tensor, smem: Smem, walk: Walk, wg: Int32) -> None:
+        """dS(m) goes to smem for both warpgroups. Waits: ds. Signals: ds."""
+        # no wait before overwriting the stage: the barrier of tile m+1 said that dQ(m+2), which read it, is complete
+        target = smem.ds[None, None, walk.ds_stage * WARPGROUPS + wg]
+        self.copy_to_smem(mma.scores_mma(self.dtype, self.config.tile_m), dscores, target)
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+
+    def copy_to_smem(self, tiled: cute.TiledMma, accumulator: cute.Tensor, target: cute.Tensor) -> None:
+        """A 16-bit accumulator of `tiled` to a tile whose rows lie apart."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
+        copy = cute.make_tiled_copy_C(atom, tiled).get_slice(thread)
+        cute.copy(copy, copy.retile(accumulator), copy.partition_D(target))
+
+    def reduce_queries(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> None:
+        """Adds the warpgroup's part of dQ to global memory, four neighbouring floats at a time.
+
+        A thread has columns 16 j + 2 t + (0, 1, 8, 9) of a row, t = lane % 4. They go to places 16 j + 4 t + (0, 1, 2,
+        3): what a warp adds then lies in whole 32-byte sectors.
+        """
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        query_slab, column_slab = self.slabs(wg)
+        first = walk.m_block * self.config.tile_m + query_slab * SLAB
+        place = mma.place(first, thread, SLAB)
+        dq = mma.rows_and_columns(fragments.dq)
+        head_row = Int64(walk.head) * work.grid.q_len
+        for r, row in enumerate(place.rows):
+            offset = (head_row + row) * self.config.head_dim + (column_slab * SLAB + 2 * place.first_column)
+            present = Int32(cutlass.select_(row < work.grid.q_len, Int32(1), Int32(0)))
+            for j in range(SLAB // 16):
+                values = tuple(dq[r, 4 * j + c] for c in range(4))
+                ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, present)
+
+    @cute.jit
+    def finish(
+        self,
+        maps: Maps,
+        smem: Smem,
+        fragments: Fragments,
+        work: Work,
+        wg: Int32,
+        first_row: Int32,
+        softmax_scale: Float32,
+    ) -> None:
+        """Scales dK and stores dK and dV; keys past kv_len are not written. Waits: store. Signals: store."""
+        mma.scale_rows(fragments.dk, [softmax_scale, softmax_scale])
+        # no wait before overwriting V: only this warpgroup's wgmma read its rows, and all have retired
+        self.round_to_smem(fragments.dv, smem.v[None, None, wg])
+        cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)  # K is read no more
+        self.round_to_smem(fragments.dk, smem.k[None, None, wg])
+        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
+        if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
+            block = (WARPGROUP_ROWS, self.config.head_dim)
+            corner = Corner(first_row, work.tile.q_head, work.tile.batch)
+            for atom, tiles in ((maps.dv, smem.v), (maps.dk, smem.k)):
+                source, destination = partition(atom, block, corner, tiles[None, None, wg])
+                cute.copy(atom, source, destination)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+
+    def round_to_smem(self, acc: cute.Tensor, target: cute.Tensor) -> None:
+        """dK or dV of the warpgroup to its rows of smem, in 16 bit."""
+        rounded = cute.make_rmem_tensor_like(acc, self.dtype)
+        rounded.store(acc.load().to(self.dtype))
+        self.copy_to_smem(mma.values_mma(self.dtype, self.config.head_dim), rounded, target)
+
+
+def _read(pointer: cute.Pointer) -> Float32 | Int32:
+    """The one element at `pointer`."""
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]

@@ -1,0 +1,96 @@
+"""Hopper backward, last kernel: dq = softmax_scale * dq_sum, rounded to the inputs' type.
+
+`dq_sum` holds the columns of a row as the main kernel adds them (`BackwardSm90.reduce_queries`): places
+16 j + 4 t + (0, 1, 2, 3) are columns 16 j + 2 t + (0, 1, 8, 9).
+
+A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConfig.params` lists them:
+
+    dq             map       (head_dim, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
+    dq_sum         float32*  [batch, q_heads, q_len, head_dim]
+    softmax_scale  float32*  one element
+    q_len q_heads  int32 each
+
+Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (128, 1, 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from . import mma
+from .tma import Corner, partition
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import PostprocessConfig
+
+__all__ = ["PostprocessSm90"]
+
+VECTOR = 4  # floats in 16 bytes
+
+
+class PostprocessSm90:
+    """The postprocess kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: PostprocessConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+
+    @cute.jit
+    def launch(
+        self, dq: cute.Tensor, dq_sum: cute.Pointer, softmax_scale: cute.Pointer, q_len: Int32, q_heads: Int32
+    ) -> None:
+        """`dq` is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim, 1)
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, config.head_dim))
+        self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads).launch(
+            grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
+        )
+
+    @cute.kernel
+    def kernel(
+        self, dq_map: cute.CopyAtom, dq_sum: cute.Pointer, softmax_scale: cute.Pointer, q_len: Int32, q_heads: Int32
+    ) -> None:
+        config = self.config
+        smem = cutlass.memory.SmemAllocator()
+        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim, 1)
+        tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        scale = cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
+        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
+        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
+        m_block = cute.arch.block_idx()[0] - head * m_blocks
+
+        first = (Int64(head) * q_len + m_block * config.tile_m) * config.head_dim
+        rows = q_len - m_block * config.tile_m
+        thread = cute.arch.thread_idx()[0]
+        for i in cutlass.range_constexpr(config.tile_m * config.head_dim // VECTOR // config.threads):
+            offset = (i * config.threads + thread) * VECTOR
+            row, place = offset // config.head_dim, offset % config.head_dim
+            column = place // 16 * 16 + place % 16 // 2
+            values = cute.make_rmem_tensor(VECTOR, Float32)
+            values.fill(0.0)
+            if row < rows:
+                source = cute.make_tensor((dq_sum + (first + offset)).align(16), cute.make_layout(VECTOR))
+                values.store(source.load())
+            rounded = cute.make_rmem_tensor((2, 2), self.dtype)
+            rounded.store((values.load() * scale).to(self.dtype).reshape((2, 2)))
+            for half in cutlass.range_constexpr(2):
+                pair = tile.iterator + mma.swizzled(row, column + 8 * half, config.tile_m)
+                cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
+
+        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+        cute.arch.sync_threads()
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            batch = head // q_heads
+            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
+            block = (config.tile_m, config.head_dim)
+            source, destination = partition(dq_map, block, corner, tile[None, None, 0])
+            cute.copy(dq_map, source, destination)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go

@@ -1,0 +1,138 @@
+"""Hopper backward, first kernel: two numbers a query, and zeros where dq will be summed.
+
+    lse_log2 = lse * log2(e)                    +inf where lse is -inf and beyond q_len: there every weight becomes 0
+    delta    = sum(out * dout) - dlse           0 there
+    dq_sum   = 0
+
+A CTA has a thread for each of its tile_m queries of one head. Parameters in order, as `PreprocessConfig.params` lists
+them:
+
+    out, dout   map   (head_dim_v, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
+    lse, dlse   float32*  [batch, q_heads, q_len]
+    lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
+    dq_sum      float32*  [batch, q_heads, q_len, head_dim]
+    q_len q_heads     int32 each
+
+Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from ..core.barriers import Edge, make_pipelines
+from ..core.softmax import LOG2_E
+from . import mma
+from .tma import Corner, fetch
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import PreprocessConfig
+
+__all__ = ["PreprocessSm90"]
+
+VECTOR = 8  # 16-bit elements in 16 bytes
+FLOAT_VECTOR = 4
+
+
+class Arrays(NamedTuple):
+    """Addresses of float32 arrays."""
+
+    lse: cute.Pointer
+    dlse: cute.Pointer
+    lse_log2: cute.Pointer
+    delta: cute.Pointer
+    dq_sum: cute.Pointer
+
+
+class PreprocessSm90:
+    """The preprocess kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: PreprocessConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        warps = config.threads // 32
+        self.edges = (Edge(name="rows", stages=1, tx_bytes=2 * config.q_bytes, consumer_warps=warps),)
+
+    @cute.jit
+    def launch(self, out: cute.Tensor, dout: cute.Tensor, arrays: Arrays, q_len: Int32, q_heads: Int32) -> None:
+        """`out` and `dout` are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim_v, 1)
+        block = (config.tile_m, config.head_dim_v)
+        out_map, _ = cpasync.make_tiled_tma_atom(load, out, layout, block)
+        dout_map, _ = cpasync.make_tiled_tma_atom(load, dout, layout, block)
+        self.kernel(out_map, dout_map, arrays, q_len, q_heads).launch(
+            grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
+        )
+
+    @cute.kernel
+    def kernel(
+        self, out_map: cute.CopyAtom, dout_map: cute.CopyAtom, arrays: Arrays, q_len: Int32, q_heads: Int32
+    ) -> None:
+        config = self.config
+        smem = cutlass.memory.SmemAllocator()
+        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim_v, 1)
+        out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        dout = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        producer, consumer = make_pipelines(self.edges)["rows"]
+        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
+        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
+        m_block = cute.arch.block_idx()[0] - head * m_blocks
+        batch = head // q_heads
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            slot = producer.acquire()
+            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
+            for atom, target in ((out_map, out), (dout_map, dout)):
+                fetch(atom, (config.tile_m, config.head_dim_v), corner, target[None, None, 0], slot)
+        self.clear(arrays.dq_sum, head, m_block, q_len)
+
+        thread = cute.arch.thread_idx()[0]
+        row = m_block * config.tile_m + thread
+        lse, dlse = Float32(-Float32.inf), Float32(0.0)
+        if row < q_len:
+            element = Int64(head) * q_len + row
+            lse = cute.make_tensor(arrays.lse + element, cute.make_layout(1))[0]
+            dlse = cute.make_tensor(arrays.dlse + element, cute.make_layout(1))[0]
+        consumer.wait()  # out and dout have landed
+        delta = self.dot(out, dout, thread) - dlse
+
+        empty = lse == -Float32.inf
+        element = (Int64(head) * m_blocks + m_block) * config.tile_m + thread
+        lse_log2 = cute.make_tensor(arrays.lse_log2 + element, cute.make_layout(1))
+        lse_log2[0] = Float32(cutlass.select_(empty, Float32(Float32.inf), lse * LOG2_E))
+        row_delta = cute.make_tensor(arrays.delta + element, cute.make_layout(1))
+        row_delta[0] = Float32(cutlass.select_(empty, Float32(0.0), delta))
+
+    def dot(self, out: cute.Tensor, dout: cute.Tensor, row: Int32) -> Float32:
+        """sum(out * dout) of a row, in float32."""
+        total = Float32(0.0)
+        for column in range(0, self.config.head_dim_v, VECTOR):
+            offset = mma.swizzled(row, column, self.config.tile_m)
+            a, b = (_vector(t.iterator, offset, VECTOR).load().to(Float32) for t in (out, dout))
+            for i in range(VECTOR):
+                total = cute.math.fma(a[i], b[i], total)
+        return total
+
+    @cute.jit
+    def clear(self, dq_sum: cute.Pointer, head: Int32, m_block: Int32, q_len: Int32) -> None:
+        """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
+        config = self.config
+        first = (Int64(head) * q_len + m_block * config.tile_m) * config.head_dim
+        count = cutlass.min(q_len - m_block * config.tile_m, config.tile_m) * config.head_dim
+        zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
+        zeros.fill(0.0)
+        for i in cutlass.range_constexpr(config.head_dim // FLOAT_VECTOR):
+            offset = (i * config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
+            if offset < count:
+                _vector(dq_sum, first + offset, FLOAT_VECTOR).store(zeros.load())
+
+
+def _vector(pointer: cute.Pointer, offset: Int32 | Int64, count: int) -> cute.Tensor:
+    """`count` elements that fill 16 bytes, on a 16-byte boundary."""
+    return cute.make_tensor((pointer + offset).align(16), cute.make_layout(count))

@@ -1,0 +1,101 @@
+"""Our Hopper backward kernels, run in the emulator, against the gradients of exact attention in float64."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from jax_fa4 import testing
+from jax_fa4.configs import Config, backward_config
+from jax_fa4.emulator.launch import Options
+from jax_fa4.testing import Cell
+
+from .backward import Call, backward
+from .test_forward_sm90 import MODES, cell, spec_of, window_of
+
+pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
+
+SHAPES = [
+    cell(q=1, k=1),
+    cell(q=128, k=128, head_dim=128),
+    cell(q=63, k=129, head_dim=128, dtype="float16"),
+    cell(q=65, k=130, batch=(2,), kv_heads=2, group=2),
+    cell(q=193, k=127, dtype="float16"),
+    cell(q=130, k=130, causal=True, head_dim=128),
+    cell(q=200, k=77, causal=True),
+    cell(q=70, k=300, causal=True, group=3),
+    cell(q=150, k=200, window=(40, 10), head_dim=128),
+    cell(q=150, k=140, window=(20, None), dtype="float16"),
+    cell(q=60, k=130, softmax_scale=-0.3),
+    cell(q=20, k=0),
+    cell(q=0, k=20),
+]
+
+
+@functools.cache
+def compiled(config: Config) -> str:
+    from jax_fa4.kernels.build import compile_kernel
+
+    return compile_kernel(config).ptx
+
+
+def emulate(cell: Cell, options: Options, seed: int = 0, softmax_scale: float | None = None):
+    """(operands, dout, dlse, gradients by name, results of the runs)."""
+    x = testing.random(cell, seed)
+    if softmax_scale is not None:
+        x["softmax_scale"] = softmax_scale
+    rng = np.random.default_rng(seed + 1)
+    forward = testing.rounded(x)
+    dtype = testing.np_dtype(cell.dtype)
+    dout = rng.standard_normal(forward.out.shape).astype(dtype)
+    dlse = rng.standard_normal(forward.lse.shape).astype(np.float32)
+    config = backward_config(spec_of(cell, x), "sm_90a")
+    assert config is not None
+    left, right = window_of(x)
+    arrays = {"q": x["q"], "k": x["k"], "v": x["v"], "out": forward.out.astype(dtype), "dout": dout}
+    call = Call(
+        **{name: np.ascontiguousarray(a).view(np.uint16) for name, a in arrays.items()},
+        lse=forward.lse.astype(np.float32),
+        dlse=dlse,
+        softmax_scale=cell.head_dim**-0.5 if x.get("softmax_scale") is None else x["softmax_scale"],
+        window_left=left or 0,
+        window_right=right or 0,
+    )
+    gradients, results = backward(compiled, config, call, options)
+    return x, dout, dlse, {name[1:]: a.view(dtype) for name, a in gradients.items()}, results
+
+
+def assert_exact(x, dout, dlse, gradients, dtype: str) -> None:
+    exact, rough = testing.gradients(x, dout, dlse), testing.rounded_gradients(x, dout, dlse)
+    for name, gradient in gradients.items():
+        error = np.abs(gradient.astype(np.float64) - exact[name]).max(initial=0)
+        assert error <= testing.error_bound(exact[name], rough[name], dtype), name
+
+
+@pytest.mark.parametrize("cell", SHAPES, ids=str)
+def test_backward_gives_the_gradients_of_attention(cell):
+    *x, _ = emulate(cell, MODES["late"])
+    assert_exact(*x, cell.dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_keys_gradients_do_not_depend_on_when_copies_complete_or_who_runs_first(mode):
+    ragged = cell(q=140, k=150, causal=True, head_dim=128)
+    *_, expected, _ = emulate(ragged, MODES["late"])
+    *_, gradients, _ = emulate(ragged, MODES[mode])
+    for name in "kv":
+        assert np.array_equal(gradients[name].view(np.uint16), expected[name].view(np.uint16))
+
+
+def test_weights_of_missing_keys_that_overflow_reach_no_gradient():
+    """lse far below -88: exp2(-lse) is inf in rows of the tile beyond kv_len."""
+    small = cell(q=64, k=70)
+    x, dout, dlse, gradients, _ = emulate(small, MODES["late"], softmax_scale=0.0)
+    assert_exact(x, dout, dlse, gradients, small.dtype)
+
+
+def test_each_tile_of_keys_multiplies_five_times():
+    *_, results = emulate(cell(q=128, k=256, head_dim=128), MODES["early"])
+    assert [result.stats.total("wgmma_flops") for result in results] == [0, 5 * 2 * 128 * 256 * 128, 0]

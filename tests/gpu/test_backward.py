@@ -1,0 +1,143 @@
+"""The backward on a GPU: our kernels against gradients of exact attention, and under transformations."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fa4
+from jax_fa4 import testing
+from jax_fa4.support import FallbackWarning
+from jax_fa4.testing import Cell
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 63, 64, 65, 127, 128, 129, 1000, 2049)
+UNEQUAL = ((1, 1025), (7, 129), (129, 7), (128, 1), (1000, 63), (300, 1))
+VARIANTS = [
+    {"dtype": dtype, "head_dim": head_dim, "causal": causal}
+    for dtype in ("bfloat16", "float16")
+    for head_dim in (64, 128)
+    for causal in (False, True)
+]
+SHAPES = [
+    *({"q": n, "kv_heads": 1, "group": 2, "batch": (1,)} for n in LENGTHS),
+    *({"q": q, "k": k, "group": 2} for q, k in UNEQUAL),
+    *({"q": 200, "k": 333, "group": group} for group in (1, 3, 8, 16)),
+    {"q": 200, "k": 333, "batch": (2, 3)},
+    {"q": 200, "k": 333, "batch": ()},
+    {"q": 200, "k": 333, "layout": "BNTH"},
+    {"q": 200, "k": 333, "softmax_scale": 4.0},  # logits beyond +-88
+    {"q": 200, "k": 333, "softmax_scale": -0.2},
+    {"q": 300, "window": (50, 20)},
+    {"q": 300, "k": 450, "window": (0, None)},
+    {"q": 450, "k": 300, "window": (None, 37)},
+]
+CELLS = [
+    Cell(**variant, **shape)
+    for variant in VARIANTS
+    for shape in SHAPES
+    if not (variant["causal"] and "window" in shape)
+]
+SMALL = Cell(q=200, k=333, group=2, head_dim=64, causal=True, dtype="bfloat16")
+
+kernel = functools.partial(jax_fa4.attention, implementation="kernel", return_lse=True)
+
+
+def cotangents(x, seed=1):
+    """dout and dlse of a call."""
+    rng = np.random.default_rng(seed)
+    heads = -2 if x.get("layout", "BTNH") == "BTNH" else -3
+    length = -5 - heads
+    *batch, _, _, _ = x["q"].shape
+    dout = rng.standard_normal(x["q"].shape).astype(x["q"].dtype)
+    return dout, rng.standard_normal((*batch, x["q"].shape[heads], x["q"].shape[length])).astype(np.float32)
+
+
+def gradients(x, dout, dlse, **more):
+    """dq, dk, dv of the kernels."""
+    options = {name: value for name, value in x.items() if name not in ("q", "k", "v")}
+
+    def pull(q, k, v):
+        _, vjp = jax.vjp(functools.partial(kernel, **options, **more), q, k, v)
+        return vjp((jnp.asarray(dout), jnp.asarray(dlse)))
+
+    return jax.jit(pull)(*(jnp.asarray(x[name]) for name in "qkv"))
+
+
+def assert_close(got, x, dout, dlse, dtype):
+    exact, rounded = testing.gradients(x, dout, dlse), testing.rounded_gradients(x, dout, dlse)
+    for name, gradient in zip("qkv", got, strict=True):
+        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max(initial=0)
+        assert error <= testing.error_bound(exact[name], rounded[name], dtype), f"d{name}: {error}"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_gradients_are_as_exact_as_their_precision_allows(cell):
+    x = testing.random(cell, seed=CELLS.index(cell))
+    dout, dlse = cotangents(x)
+    assert_close(gradients(x, dout, dlse), x, dout, dlse, cell.dtype)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(100, 0), (100, 1), (0, 9), (300, 130)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_what_no_query_sees_gets_exactly_zero(queries, keys, head_dim):
+    q, k = jnp.ones((2, queries, 4, head_dim), jnp.float16), jnp.ones((2, keys, 2, head_dim), jnp.float16)
+    x = {"q": q, "k": k, "v": k, "causal": True}
+    dout, dlse = cotangents(x)
+    dq, dk, dv = gradients(x, dout, np.where(np.arange(queries) < queries - keys, np.inf, dlse))
+    assert (dq[:, : max(queries - keys, 0)] == 0).all()
+    assert all(jnp.isfinite(g).all() for g in (dq, dk, dv))
+    if not queries:
+        assert (dk == 0).all()
+        assert (dv == 0).all()
+
+
+def test_gradients_of_keys_are_the_same_bits_in_every_run():
+    x = testing.random(Cell(q=1000, group=4, head_dim=128, causal=True, dtype="bfloat16"))
+    dout, dlse = cotangents(x)
+    first = gradients(x, dout, dlse)
+    for _ in range(5):
+        again = gradients(x, dout, dlse)
+        jax.tree.map(np.testing.assert_array_equal, again[1:], first[1:])
+        assert_close(again, x, dout, dlse, "bfloat16")
+
+
+def test_vmap_gives_what_a_loop_gives():
+    x = testing.random(SMALL)
+    dout, dlse = cotangents(x)
+
+    def pull(q, k, v):
+        return jax.vjp(functools.partial(kernel, causal=True), q, k, v)[1]((jnp.asarray(dout), jnp.asarray(dlse)))
+
+    many = [jnp.stack([jnp.asarray(x[name]), -jnp.asarray(x[name])]) for name in "qkv"]
+    got = jax.jit(jax.vmap(pull))(*many)
+    for i in range(2):
+        one = {name: np.asarray(a[i]) for name, a in zip("qkv", many, strict=True)} | {"causal": True}
+        assert_close([g[i] for g in got], one, dout, dlse, "bfloat16")
+
+
+def test_a_scale_that_is_differentiated_falls_back():
+    x = testing.random(SMALL)
+    q, k, v = (jnp.asarray(x[name]) for name in "qkv")
+
+    def loss(scale):
+        return jax_fa4.attention(q, k, v, causal=True, softmax_scale=scale).astype(jnp.float32).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        got = jax.grad(loss)(0.125)
+    exact = testing.gradients(x | {"softmax_scale": 0.125}, np.ones(x["q"].shape, np.float32))["softmax_scale"]
+    np.testing.assert_allclose(got, exact, rtol=0.05)
+
+
+def test_batches_and_heads_beyond_65535_are_right():
+    x = testing.random(Cell(batch=(70000,), q=2, k=3, kv_heads=1, head_dim=64, dtype="bfloat16"))
+    dout, dlse = cotangents(x)
+    got = gradients(x, dout, dlse)
+    for part in (slice(0, 50), slice(65500, 65600), slice(69950, 70000)):
+        some = {name: a[part] for name, a in x.items()}
+        assert_close([g[part] for g in got], some, dout[part], dlse[part], "bfloat16")
