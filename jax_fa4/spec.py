@@ -39,7 +39,7 @@ class AttentionSpec:
     mask: MaskSpec = MaskSpec()
     has_softcap: bool = False
     has_sinks: bool = False
-    has_bias: bool = False
+    bias_dtype: str | None = None  # of an additive bias, numpy's name
     has_batched_scalars: bool = False  # vmap gave scale, cap or window a value per batch entry
     layout: Layout = "BTNH"  # of q, k, v and out in memory
     deterministic: bool = False  # of the backward; the forward always is
@@ -73,7 +73,7 @@ class AttentionSpec:
             ),
             has_softcap=x.softcap is not None,
             has_sinks=x.sinks is not None,
-            has_bias=x.bias is not None,
+            bias_dtype=None if x.bias is None else np.dtype(x.bias.dtype).name,
             has_batched_scalars=any(s is not None and s.ndim > 0 for s in scalars),
             layout=layout,
             deterministic=deterministic,

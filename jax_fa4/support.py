@@ -24,7 +24,7 @@ MASK_FEATURES = {
 FEATURES = {
     "has_softcap": "softcap",
     "has_sinks": "sinks",
-    "has_bias": "bias",
+    "bias_dtype": "bias",
     "has_batched_scalars": "a scale, softcap or window that vmap maps",
 }
 
@@ -63,7 +63,7 @@ def _one_by_one(spec: AttentionSpec, plain: AttentionSpec) -> list[tuple[str, At
             singles.append((text, dataclasses.replace(plain, mask=MaskSpec(**mask))))
     for name, text in FEATURES.items():
         if getattr(spec, name):
-            feature: dict[str, Any] = {name: True}
+            feature: dict[str, Any] = {name: getattr(spec, name)}
             singles.append((text, dataclasses.replace(plain, **feature)))
     return singles
 

@@ -8,6 +8,8 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jax_fa4.configs.params import PointerParam
+
 if TYPE_CHECKING:
     from jax_fa4.configs import KernelConfig
 
@@ -47,7 +49,7 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.scheduler import Grid
-    from .sm90.forward import ForwardSm90, Scalars
+    from .sm90.forward import ForwardSm90, Inputs
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -64,16 +66,24 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
             assumed_align=16,
         )
 
-    def pointer(dtype: Any, present: bool = True) -> Any:
-        return cute.runtime.nullptr(dtype, cute.AddressSpace.gmem) if present else None
-
+    types = {
+        "bool": cutlass.Uint8,
+        "int32": cutlass.Int32,
+        "float32": cutlass.Float32,
+        "bfloat16": cutlass.BFloat16,
+        "float16": cutlass.Float16,
+    }
+    pointers = {
+        param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem)
+        for param in config.params
+        if isinstance(param, PointerParam)
+    }
     q, k = array(config.head_dim), array(config.head_dim)
     v, out = array(config.head_dim_v), array(config.head_dim_v)
-    scalars = Scalars(
-        softmax_scale=pointer(cutlass.Float32),
-        window_left=pointer(cutlass.Int32, config.has_left),
-        window_right=pointer(cutlass.Int32, config.has_right),
-    )
+    for name in ("mask", "bias"):
+        if name in pointers:
+            pointers[f"{name}_strides"] = tuple(cutlass.Int64(0) for _ in range(3))
+    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    compiled = cute.compile(kernel.launch, q, k, v, out, pointer(cutlass.Float32), scalars, grid, options=options)
+    compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options)
     return compiled.artifacts

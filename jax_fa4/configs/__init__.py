@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from jax_fa4.configs import sm90
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.spec import AttentionSpec, MaskSpec
+from jax_fa4.spec import AttentionSpec
 
 __all__ = ["KernelConfig", "KernelParam", "MapParam", "PointerParam", "ScalarParam", "all_configs", "forward_config"]
 
@@ -20,13 +18,7 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
-    window_only = MaskSpec(has_left=spec.mask.has_left, has_right=spec.mask.has_right)
-    plain = dataclasses.replace(
-        spec, mask=window_only, has_softcap=False, has_sinks=False, has_bias=False, has_batched_scalars=False
-    )
-    if spec != plain or arch not in TABLES:
-        return None
-    return TABLES[arch](spec)
+    return TABLES[arch](spec) if arch in TABLES and not spec.has_batched_scalars else None
 
 
 def all_configs(arch: str) -> tuple[KernelConfig, ...]:

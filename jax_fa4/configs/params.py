@@ -10,7 +10,19 @@ from typing import Literal
 
 __all__ = ["Extent", "KernelParam", "MapParam", "PointerParam", "ScalarParam"]
 
-Extent = Literal["head_dim", "head_dim_v", "q_len", "kv_len", "q_heads", "kv_heads", "batch"]
+Extent = Literal[
+    "head_dim",
+    "head_dim_v",
+    "q_len",
+    "kv_len",
+    "q_heads",
+    "kv_heads",
+    "batch",
+    "q_tiles",
+    "range",
+    "mask_size",
+    "bias_size",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,7 @@ class ScalarParam:
     """A signed 32-bit integer: an extent of the call."""
 
     name: Extent
+    dtype: Literal["int32", "int64"] = "int32"
     size: int = 4
     align: int = 4
 

@@ -21,31 +21,56 @@ class Row:
 
 
 DTYPES = ("bfloat16", "float16")
-FORWARD = {  # (head_dim, head_dim_v)
+BIASES = (None, "float32", "bfloat16", "float16")
+FORWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
     (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2),
+}
+WITH_DENSE = {  # a mask or a bias array takes registers for addresses and for what is on its way
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 
 
 def forward(spec: AttentionSpec) -> KernelConfig | None:
-    """The forward kernel of a spec that has nothing but a window, or None where the table has no row for it."""
-    row = FORWARD.get((spec.head_dim, spec.head_dim_v))
-    if row is None or spec.dtype not in DTYPES:
+    """The forward kernel of a spec, or None where there is none."""
+    if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
         return None
+    row = _row(WITH_DENSE if spec.mask.has_dense or spec.bias_dtype else FORWARD, spec)
+    if row is None:
+        return None
+    mask = spec.mask
     return KernelConfig(
         arch="sm_90a",
         kernel="forward",
         dtype=spec.dtype,  # type: ignore[arg-type]
         head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v,
-        has_left=spec.mask.has_left,
-        has_right=spec.mask.has_right,
+        has_left=mask.has_left,
+        has_right=mask.has_right,
+        has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
+        has_q_lengths=mask.has_q_lengths,
+        has_kv_lengths=mask.has_kv_lengths,
+        has_segments=mask.has_segments,
+        has_mask=mask.has_dense,
+        has_softcap=spec.has_softcap,
+        has_sinks=spec.has_sinks,
+        bias=spec.bias_dtype,  # type: ignore[arg-type]
         **dataclasses.asdict(row),
     )
 
 
+def _row(table: dict[tuple[int, int], Row], spec: AttentionSpec) -> Row | None:
+    fits = (row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e)
+    return next(fits, None)
+
+
 def all_configs() -> tuple[KernelConfig, ...]:
-    """Every kernel that `forward` can give."""
+    """What calls mostly ask for; `forward` gives others, which are compiled when they are first needed."""
     sides = (False, True)
     specs = (
         AttentionSpec(

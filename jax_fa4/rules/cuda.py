@@ -12,8 +12,8 @@ from jax.interpreters import mlir
 from jax_fa4 import cubins, export
 from jax_fa4.configs import forward_config
 from jax_fa4.plan import encode, encode_images, forward
-from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.launch import Result, launch
+from jax_fa4.rules.logical import dense_operand, logical
 from jax_fa4.rules.pack import unpack
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
@@ -29,6 +29,7 @@ class Target(NamedTuple):
 
     archs: tuple[str, ...]  # "sm_90a"
     embeds: bool  # an exported program carries its cubins
+    splits: bool  # XLA may give each device a part of the call
 
 
 def forward_lowering(blockwise: Lowering) -> Lowering:
@@ -82,9 +83,18 @@ def _target(ctx: Any) -> Target:
     exports = module.lowering_parameters.for_export
     backend = module.backend
     is_gpu = backend is not None and backend.platform in ("gpu", "cuda")
+    splits = _splits(module.axis_context)
     if is_gpu and not (exports and export.asked_archs()):
-        return Target((_arch_of(backend.devices()[0]),), exports)
-    return Target(export.target_archs(), exports)
+        return Target((_arch_of(backend.devices()[0]),), exports, splits)
+    return Target(export.target_archs(), exports, splits)
+
+
+def _splits(axis_context: Any) -> bool:
+    """Whether XLA partitions the program: not on one device, nor where each has its own program (shard_map)."""
+    mesh = getattr(axis_context, "mesh", None)
+    if mesh is not None:
+        return mesh.size > 1 and axis_context.manual_axes != frozenset(mesh.axis_names)
+    return getattr(axis_context, "num_devices", 1) > 1
 
 
 def _arch_of(device: jax.Device) -> str:
@@ -95,17 +105,23 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     """Operands in logical order, the custom call, and its results in the primitive's order."""
     configs = [forward_config(spec, arch) for arch in target.archs]
     binaries = [cubins.get(config) for config in configs]
+    x = unpack(fields, args)
+    dense = {
+        name: dense_operand(a, x, splits=target.splits)
+        for name in ("mask", "bias")
+        if (a := getattr(x, name)) is not None
+    }
+    dense_axes = {name: axes for name, (_, axes) in dense.items()}
     plans = [
-        forward.forward(config, forward.Kernel(cubin.key, cubin.entry), spec.layout)
+        forward.forward(config, forward.Kernel(cubin.key, cubin.entry), spec.layout, dense_axes)
         for config, cubin in zip(configs, binaries, strict=True)
     ]
     for cubin, plan in zip(binaries, plans, strict=True):
         cubins.check_params(cubin, plan.launches[0])
         cubins.register(cubin)
 
-    x = unpack(fields, args)
     names = forward.operand_names(configs[0])
-    axes = [forward.axes_of(name, spec.layout) for name in names]
+    axes = [dense_axes.get(name) or forward.axes_of(name, spec.layout) for name in names]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     out_axes, lse_axes = (forward.axes_of(name, spec.layout) for name in forward.RESULTS)
@@ -115,18 +131,10 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     )
     images = encode_images({c.key: c.image for c in binaries}) if target.embeds else None
     out, lse = launch(
-        [_to_logical(getattr(x, name), a, spec.group) for name, a in zip(names, axes, strict=True)],
+        [dense[name][0] if name in dense else logical(name, x, configs[0]) for name in names],
         axes,
         results,
         plan=encode(plans),
         images=images,
     )
     return [jnp.moveaxis(out, -4, -3).reshape(*batch, t, n, e), lse.reshape(*batch, n, t)]
-
-
-def _to_logical(a: jax.Array, axes: Axes, group: int) -> jax.Array:
-    """[*B, T, N, D] to [*B, K, T, G, D], and [*B, S, K, D] to [*B, K, S, D]; the call's layout undoes it."""
-    if axes.logical.startswith("kt"):
-        *lead, n, dim = a.shape
-        return jnp.moveaxis(a.reshape(*lead, n // group, group, dim), -3, -4)
-    return jnp.moveaxis(a, -2, -3) if axes.logical else a

@@ -34,7 +34,7 @@ REASONS = [
     (spec(head_dim=72, head_dim_v=72), "jax_fa4 has no sm_90a kernel for head_dim 72 in bfloat16"),
     (spec(head_dim=192), "jax_fa4 has no sm_90a kernel for head_dim 192 with 128 of v in bfloat16"),
     (spec(has_softcap=True), "jax_fa4 has no sm_90a kernel for softcap"),
-    (spec(mask=MaskSpec(has_dense=True), has_bias=True), "jax_fa4 has no sm_90a kernel for a mask array and bias"),
+    (spec(mask=MaskSpec(has_dense=True), bias_dtype="float32"), "jax_fa4 has no sm_90a kernel for a mask array and bias"),
     (
         spec(mask=MaskSpec(has_right=True, has_segments=True, has_kv_lengths=True), has_sinks=True),
         "jax_fa4 has no sm_90a kernel for kv_lengths, segment ids and sinks",

@@ -56,7 +56,7 @@ WITHOUT_KERNEL = [
     {"mask": MaskSpec(has_segments=True)},
     {"mask": MaskSpec(has_kv_lengths=True)},
     {"mask": MaskSpec(has_right=True, has_q_offset=True)},
-    {"has_bias": True},
+    {"bias_dtype": "float32"},
     {"has_softcap": True},
     {"has_sinks": True},
     {"head_dim": 96, "head_dim_v": 96},
