@@ -1,0 +1,1 @@
+"""A functional emulator of PTX for Hopper and Blackwell on numpy arrays: see README.md and `run.run`."""

@@ -113,7 +113,6 @@ class Mbarrier:
             self.phase += 1
             self.pending = self.expected
             np.maximum(self.released, self.gathered, out=self.released)
-            self.cta.cluster.machine.on_phase(self)
         elif self.pending == 0 and self.tx < 0:
             raise self._fault(f"has got {-self.tx} bytes more than its phase expects")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["Node", "maybe_unwritten", "reconvergence"]
 
@@ -103,7 +103,7 @@ def maybe_unwritten(nodes: Sequence[Node]) -> int:
     return found
 
 
-def _union(masks) -> int:
+def _union(masks: Iterable[int]) -> int:
     result = 0
     for mask in masks:
         result |= mask

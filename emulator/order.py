@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from jax_fa4.emulator.errors import Fault
+from jax_fa4.emulator.errors import Check, Fault
 
 __all__ = ["Clock", "Clocks", "Shadow"]
 
@@ -81,9 +81,15 @@ class Clock:
         rows = slice(None) if self.clocks.is_async[agent] else slice(1)
         self.times[rows, agent] = np.maximum(self.times[rows, agent], epoch)
 
-    def fence_proxy(self) -> None:
-        """fence.proxy.async: all generic writes known here become visible to the async proxy."""
+    def fence_proxy(self, *, covers_own: bool = True) -> None:
+        """fence.proxy.async: all generic writes known here become visible to the async proxy.
+
+        Those of this agent only if `covers_own`: a lane's fence does not cover what other lanes wrote before they met.
+        """
+        own = self.times[1, self.agent]
         np.maximum(self.times[1], self.times[0], out=self.times[1])
+        if not covers_own:
+            self.times[1, self.agent] = own
         self.times[0, self.agent] += 1
 
 
@@ -183,6 +189,6 @@ class Shadow:
         self._agents[column] = agent
         return column
 
-    def _fault(self, check, message: str, cells: Cells, bad: npt.NDArray[np.bool_]) -> Fault:
+    def _fault(self, check: Check, message: str, cells: Cells, bad: npt.NDArray[np.bool_]) -> Fault:
         numbers = np.arange(len(self.written))[cells] if isinstance(cells, slice) else np.asarray(cells)
         return Fault(check, message, address=self.address(int(numbers[bad].flat[0])))

@@ -79,6 +79,7 @@ class _Decoded:
     node: flow.Node
 
 
+Shadows = tuple[tuple[tuple[int, str], ...], tuple[int, ...]]
 EXITS = ("ret", "exit")
 BRANCHES = ("bra", "bra.uni")
 
@@ -112,7 +113,7 @@ def _decode(instruction: text.Instruction, index: int, slots: Slots) -> _Decoded
         reads = 1 << instruction.guard.register.index
     if instruction.opcode in EXITS or instruction.opcode in BRANCHES:
         kind = StepKind.EXIT if instruction.opcode in EXITS else StepKind.BRANCH
-        following = (index + 1,) if guard is not None else ()
+        following: tuple[int, ...] = (index + 1,) if guard is not None else ()
         if instruction.target is not None and instruction.target not in following:
             following += (instruction.target,)
         return _Decoded(instruction, kind, None, None, guard, flow.Node(successors=following, reads=reads, writes=0))
@@ -175,7 +176,7 @@ def _form(item: _Decoded) -> Form:
     return item.form
 
 
-def _doubtful(item: _Decoded, doubtful: int, registers: dict[int, text.Register], slots: Slots):
+def _doubtful(item: _Decoded, doubtful: int, registers: dict[int, text.Register], slots: Slots) -> Shadows:
     """The shadows that an instruction must find set, and those that it sets."""
     reads, writes = item.node.reads & doubtful, (item.form.writes if item.form else 0) & doubtful
     defined = tuple((slots.defined(r), r.name) for i, r in registers.items() if reads >> i & 1) if reads else ()

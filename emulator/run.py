@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fa4.emulator import execute, program
-from jax_fa4.emulator.barriers import ClusterBarrier, Mbarrier, Mbarriers, NamedBarriers
+from jax_fa4.emulator.barriers import ClusterBarrier, Mbarriers, NamedBarriers
 from jax_fa4.emulator.errors import EmulatorError, ExecutionError, Fault
 from jax_fa4.emulator.launch import Buffer, Launch, Options, TensorMap
 from jax_fa4.emulator.layout import swizzle
@@ -29,7 +29,7 @@ from jax_fa4.emulator.memory import (
 )
 from jax_fa4.emulator.order import Clock, Clocks
 from jax_fa4.emulator.program import Program, Step
-from jax_fa4.emulator.schedule import AsyncQueues, Scheduler
+from jax_fa4.emulator.schedule import AsyncQueues, Scheduler, Wait
 from jax_fa4.emulator.slots import DTYPES, PAIRS
 from jax_fa4.emulator.state import ALL_BITS, Cluster, Cta, Fragment, Warp, Warpgroup, lanes_of
 from jax_fa4.emulator.stats import Stats
@@ -301,15 +301,24 @@ class Machine:
 
     # events
 
-    def on_phase(self, barrier: Mbarrier) -> None:
-        """A phase of an mbarrier completes."""
-        if self.timeline is not None:
-            self.timeline.phase(barrier)
+    def instructions_of(self, warp: Warp) -> int:
+        """What the warp has executed so far; only counted for a timeline."""
+        if self.timeline is None:
+            return 0
+        return sum(count * len(step.instructions) for count, step in zip(warp.counts, self.program.steps, strict=True))
 
-    def on_wake(self, warp: Warp, fragment: Fragment) -> None:
-        """A fragment's wait is over."""
+    def on_turn(self, warp: Warp, fragment: Fragment, before: int) -> None:
+        """A fragment has run until it waits, or its slice is over."""
         if self.timeline is not None:
-            self.timeline.wake(warp, fragment)
+            self.timeline.ran(warp, self.instructions_of(warp) - before)
+            if fragment.wait is not None:
+                self.timeline.sleeps(fragment.wait)
+
+    def on_wake(self, warp: Warp, fragment: Fragment, wait: Wait) -> None:
+        """A fragment's wait is over."""
+        if self.timeline is not None and fragment.waiting_at is not None:
+            opcode = fragment.waiting_at.instructions[0].opcode
+            self.timeline.wakes(warp, wait, wait.on or opcode, fragment.waiting_at)
 
     def on_exit(self, warp: Warp) -> None:
         """Threads of a warp have exited."""

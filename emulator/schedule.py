@@ -40,6 +40,7 @@ class Wait:
       what: gives the row of the deadlock table, e.g. "mbarrier 0x400 phase 1: 0 of 1 arrivals, 16384 bytes missing".
       ready: whether the fragment may go on; called often, so it should only compare.
       then: runs once when `ready()` has become true.
+      on: a short name of what is waited for, for timelines; the instruction's if empty.
       expire: runs instead of `then` if the wait is given up because nothing else can run; None if it must not be given
         up.
     """
@@ -48,6 +49,7 @@ class Wait:
     ready: Callable[[], bool]
     then: Callable[[], None] | None = None
     expire: Callable[[], None] | None = None
+    on: str = ""
 
 
 POLL = Wait(what=lambda: "polls", ready=lambda: True)
@@ -148,8 +150,10 @@ class Scheduler:
 
     def run(self, warps: list[Warp]) -> None:
         """Run to the end. Raises `Deadlock` when no warp can go on and nothing is in flight."""
-        queues = self._machine.queues
+        queues, timeline = self._machine.queues, self._machine.timeline
         while True:
+            if timeline is not None:
+                timeline.turn += 1
             warps = [warp for warp in warps if warp.fragments]
             if not warps:
                 break
@@ -180,7 +184,9 @@ class Scheduler:
             budget = self._machine.rng.randint(1, RANDOM_SLICE) if is_random else SLICE
             polled = fragment.polling
             fragment.polling = False
+            before = self._machine.instructions_of(warp)
             self._advance(self._machine, warp, fragment, budget)
+            self._machine.on_turn(warp, fragment, before)
             if fragment in warp.fragments and fragment.wait is None:
                 self._charge(warp, budget)
             waits_again = fragment.polling or (fragment.wait is not None and fragment.wait.expire is not None)
@@ -200,7 +206,7 @@ class Scheduler:
         wait = fragment.wait
         assert wait is not None  # only sleeping fragments are woken
         fragment.wait = None
-        self._machine.on_wake(warp, fragment)
+        self._machine.on_wake(warp, fragment, wait)
         if wait.then is not None:
             self._machine.blamed(warp, fragment.waiting_at, wait.then)
 

@@ -144,6 +144,7 @@ class Warp:
         self.clock = clock
         self.init_times = clock.clocks.empty()  # what was known at the last fence.mbarrier_init
         self.local: LocalMemory
+        self.writing_lanes = 0  # lanes that wrote shared memory since the lanes last synchronised or fenced
         self.fragments: list[Fragment] = []
         self.alive = ALL_BITS
         self.held = 0

@@ -47,7 +47,8 @@ class TensorMemory:
         )
         self.check_races = check_races
         self.cta_group: int | None = None
-        self._is_allocated = np.zeros(COLUMNS, bool)
+        self._is_allocated = np.zeros(COLUMNS, bool)  # may be accessed
+        self._is_taken = np.zeros(COLUMNS, bool)  # ... or this CTA has given it back, but its pair's other has not
         self._allocations: dict[int, int] = {}
         self._largest_legal = COLUMNS
         self._may_allocate = True
@@ -68,7 +69,7 @@ class TensorMemory:
     def find_free(self, columns: int) -> int | None:
         """The first column where an allocation fits; None if there is none."""
         for column in range(0, COLUMNS - columns + 1, MIN_ALLOCATION):
-            if not self._is_allocated[column : column + columns].any():
+            if not self._is_taken[column : column + columns].any():
                 return column
         return None
 
@@ -77,25 +78,27 @@ class TensorMemory:
         column = self.find_free(columns)
         assert column is not None  # the caller has waited for room
         self._is_allocated[column : column + columns] = True
+        self._is_taken[column : column + columns] = True
         self._allocations[column] = columns
         self.written[:, column : column + columns] = False
         cells = shadow_cells(tuple(range(LANES // GROUP_LANES)), column, columns)
         self.shadow.mark_write(cells, agent, epoch)  # accesses must be ordered behind the allocation
         return column
 
-    def check_free(self, address: int, columns: int, times: Times) -> None:
-        """The allocation may be given back: it exists, and all its accesses have happened."""
+    def give_back(self, address: int, columns: int, times: Times) -> None:
+        """End an allocation: it must exist, and all its accesses must have happened."""
         if self._allocations.get(address) != columns:
             found = ", ".join(f"{n} columns at {column:#x}" for column, n in self._allocations.items()) or "none"
             raise Fault("tensor memory", f"dealloc of {columns} columns at {address:#x}; allocated: {found}")
         if self.check_races:
             cells = shadow_cells(tuple(range(LANES // GROUP_LANES)), address, columns)
             self.shadow.check_write(cells, times, what="tcgen05.dealloc")
-
-    def free(self, address: int) -> None:
-        """Give an allocation back."""
-        columns = self._allocations.pop(address)
+        del self._allocations[address]
         self._is_allocated[address : address + columns] = False
+
+    def free(self, address: int, columns: int) -> None:
+        """Columns that all CTAs concerned have given back may be allocated again."""
+        self._is_taken[address : address + columns] = False
 
     def relinquish(self) -> None:
         """No allocation may follow."""

@@ -2,7 +2,7 @@
 //
 //     instantiate  once a call site, also when compiling without a GPU: parses the plan, never touches CUDA
 //     initialize   before each run on a device: kernels and their limits, of which the first run does the work
-//     execute      each run, also while a CUDA graph is captured: evaluates the plan and launches
+//     execute      each run, also while a CUDA graph is captured: launches what the plan says of the buffers
 
 #include <atomic>
 #include <memory>
@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "buffers.h"
+#include "device.h"
 #include "driver.h"
-#include "launch.h"
 #include "limits.h"
 #include "plan.h"
 #include "registry.h"
@@ -53,14 +53,14 @@ class State {
   }
 
   // The kernels that Prepare has left for a device, or null.
-  const DeviceKernels* Prepared(int ordinal) const { return devices_[ordinal].load(std::memory_order_acquire); }
+  Device* Prepared(int ordinal) const { return devices_[ordinal].load(std::memory_order_acquire); }
 
   Status Prepare(std::string_view images, int ordinal) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (Prepared(ordinal) != nullptr) return {};
     const Driver* driver = nullptr;
     FA4_RETURN_IF_ERROR(GetDriver(&driver));
-    auto prepared = std::make_unique<DeviceKernels>();
+    auto prepared = std::make_unique<Device>();
     FA4_RETURN_IF_ERROR(PrepareDevice(*driver, plan_, images, ordinal, prepared.get()));
     devices_[ordinal].store(prepared.release(), std::memory_order_release);
     return {};
@@ -69,7 +69,7 @@ class State {
  private:
   const Plan plan_;
   std::mutex mutex_;
-  std::atomic<const DeviceKernels*> devices_[kMaxDevices] = {};
+  std::atomic<Device*> devices_[kMaxDevices] = {};
 };
 
 ffi::TypeId State::id = XLA_FFI_UNKNOWN_TYPE_ID;
@@ -138,13 +138,13 @@ Status CollectBuffers(const ffi::RemainingArgs& args, const ffi::RemainingRets& 
 Status Run(const State& state, CuStream stream, int ordinal, const ffi::RemainingArgs& args,
            const ffi::RemainingRets& rets) {
   FA4_RETURN_IF_ERROR(CheckOrdinal(ordinal));
-  const DeviceKernels* prepared = state.Prepared(ordinal);
+  Device* prepared = state.Prepared(ordinal);
   if (prepared == nullptr) return Status(Code::kFailedPrecondition, "execute was called before initialize");
   const Driver* driver = nullptr;
   FA4_RETURN_IF_ERROR(GetDriver(&driver));
   Buffers buffers;
   FA4_RETURN_IF_ERROR(CollectBuffers(args, rets, &buffers));
-  return RunPlan(*driver, *prepared, &buffers, stream);
+  return RunPlan(*driver, prepared, &buffers, stream);
 }
 
 ffi::Error Execute(State* state, CuStream stream, int32_t ordinal, ffi::RemainingArgs args, ffi::RemainingRets rets) {

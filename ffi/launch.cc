@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <mutex>
-
-#include "registry.h"
 
 namespace jax_fa4 {
 namespace {
@@ -119,135 +116,12 @@ class LaunchEvaluator {
   EvaluatedLaunch& out_;
 };
 
-// The driver's sizes of the kernel's parameters against the plan's: the driver copies as many bytes as the kernel has.
-Status CheckParams(const Driver& driver, const Launch& launch, CuKernel kernel) {
-  if (driver.cuKernelGetParamInfo == nullptr) return {};
-  size_t offset = 0, size = 0;
-  for (size_t i = 0; i < launch.params.size(); ++i) {
-    const auto* record = std::get_if<RecordParam>(&launch.params[i]);
-    const size_t planned = record == nullptr ? sizeof(CuTensorMap) : record->size;
-    if (driver.cuKernelGetParamInfo(kernel, i, &offset, &size) != 0) {
-      return Status::Invalid("the plan has ", launch.params.size(), " params, the kernel ", i);
-    }
-    if (size != planned) return Status::Invalid("param ", i, ": the plan has ", planned, " bytes, the kernel ", size);
-  }
-  if (driver.cuKernelGetParamInfo(kernel, launch.params.size(), &offset, &size) == 0) {
-    return Status::Invalid("the plan has ", launch.params.size(), " params, the kernel has more");
-  }
-  return {};
-}
-
-// Dynamic shared memory above 48 KiB, and clusters of more than eight, must be allowed kernel by kernel and device by
-// device. A limit is only ever raised: plans may share a kernel.
-Status RaiseLimits(const Driver& driver, const Launch& launch, CuKernel kernel, CuDevice device) {
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  int limit = 0, optin = 0;
-  FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&optin, kDeviceSmemOptin, device),
-                                   "cuDeviceGetAttribute(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)"));
-  const auto smem_bytes = static_cast<int>(launch.smem_bytes);
-  if (smem_bytes > optin) {
-    return Status(Code::kFailedPrecondition,
-                  Text("smem_bytes is ", smem_bytes, ", but a block of this device has at most ", optin));
-  }
-  FA4_RETURN_IF_ERROR(driver.Check(driver.cuKernelGetAttribute(&limit, kKernelMaxDynamicSmem, kernel, device),
-                                   "cuKernelGetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)"));
-  if (smem_bytes > limit) {
-    FA4_RETURN_IF_ERROR(driver.Check(driver.cuKernelSetAttribute(kKernelMaxDynamicSmem, smem_bytes, kernel, device),
-                                     "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)"));
-  }
-  if (uint32_t{launch.cluster[0]} * launch.cluster[1] * launch.cluster[2] <= kPortableClusterLimit) return {};
-  return driver.Check(driver.cuKernelSetAttribute(kKernelNonPortableCluster, 1, kernel, device),
-                      "cuKernelSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)");
-}
-
-Status PrepareKernel(const Driver& driver, const Launch& launch, CuKernel kernel, CuDevice device) {
-  // Puts the code on the device now: by default the first launch does, which may come while a graph is captured.
-  // Without a current context nothing happens, and the launch has to do it after all.
-  void* function = nullptr;
-  driver.cuKernelGetFunction(&function, kernel);
-  FA4_RETURN_IF_ERROR(CheckParams(driver, launch, kernel));
-  return RaiseLimits(driver, launch, kernel, device);
-}
-
-size_t FillAttributes(const Launch& launch, CuLaunchAttribute* attributes) {
-  size_t count = 0;
-  if (launch.cluster[0] > 1 || launch.cluster[1] > 1 || launch.cluster[2] > 1) {
-    attributes[count].id = kLaunchClusterDimension;
-    std::copy(launch.cluster.begin(), launch.cluster.end(), attributes[count].value.cluster);
-    ++count;
-  }
-  if (launch.programmatic) {
-    attributes[count].id = kLaunchProgrammaticStreamSerialization;
-    attributes[count].value.programmatic_stream_serialization = 1;
-    ++count;
-  }
-  return count;
-}
-
-Status Send(const Driver& driver, const Launch& launch, CuKernel kernel, EvaluatedLaunch* evaluated, CuStream stream) {
-  CuTensorMap maps[kMaxTensorMaps];
-  void* params[kMaxParams];
-  for (size_t i = 0; i < launch.params.size(); ++i) {
-    const uint16_t place = evaluated->places[i];
-    if (std::holds_alternative<TensorMapParam>(launch.params[i])) {
-      FA4_RETURN_IF_ERROR_AT(EncodeTensorMap(driver, evaluated->maps[place], &maps[place]), "param ", i);
-      params[i] = &maps[place];
-    } else {
-      params[i] = evaluated->bytes + place;
-    }
-  }
-  CuLaunchAttribute attributes[2] = {};
-  CuLaunchConfig config = {};
-  std::copy(evaluated->grid, evaluated->grid + 3, config.grid);
-  config.block[0] = launch.block;
-  config.block[1] = config.block[2] = 1;
-  config.smem_bytes = launch.smem_bytes;
-  config.stream = stream;
-  config.attributes = attributes;
-  config.num_attributes = static_cast<uint32_t>(FillAttributes(launch, attributes));
-  return driver.Check(driver.cuLaunchKernelEx(&config, kernel, params, nullptr), "cuLaunchKernelEx");
-}
-
-// What a message about a failed launch starts with.
-std::string Describe(const Launch& launch, const EvaluatedLaunch& evaluated) {
-  return Text("launch of ", launch.entry, " with grid (", evaluated.grid[0], ", ", evaluated.grid[1], ", ",
-              evaluated.grid[2], "), block ", launch.block, ", cluster (", int{launch.cluster[0]}, ", ",
-              int{launch.cluster[1]}, ", ", int{launch.cluster[2]}, "), ", launch.smem_bytes,
-              " bytes of shared memory");
-}
-
 // A call without a byte in any buffer has nothing to read or write, nor a place for its tensor maps.
 bool IsEmpty(const Buffers& buffers) {
   return std::all_of(buffers.items, buffers.items + buffers.size(), [](const Buffer& b) { return b.bytes == 0; });
 }
 
 }  // namespace
-
-Status PrepareDevice(const Driver& driver, const Plan& plan, std::string_view images, int ordinal,
-                     DeviceKernels* prepared) {
-  CuDevice device = 0;
-  int major = 0, minor = 0;
-  FA4_RETURN_IF_ERROR_AT(driver.Check(driver.cuDeviceGet(&device, ordinal), "cuDeviceGet"), "device ", ordinal);
-  FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&major, kDeviceCapabilityMajor, device),
-                                   "cuDeviceGetAttribute(COMPUTE_CAPABILITY_MAJOR)"));
-  FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&minor, kDeviceCapabilityMinor, device),
-                                   "cuDeviceGetAttribute(COMPUTE_CAPABILITY_MINOR)"));
-  prepared->variant = plan.For(major, minor);
-  if (prepared->variant == nullptr) {
-    return Status(Code::kFailedPrecondition, Text("the program has kernels for ", plan.Archs(), ", but device ",
-                                                  ordinal, " is of compute capability ", major, ".", minor));
-  }
-  const auto& launches = prepared->variant->launches;
-  for (size_t i = 0; i < launches.size(); ++i) {
-    const Launch& launch = launches[i];
-    FA4_RETURN_IF_ERROR_AT(ResolveKernel(driver, launch, images, &prepared->kernels[i]), launch.entry, " for ",
-                           prepared->variant->arch.name, " on device ", ordinal, " of compute capability ", major, ".",
-                           minor);
-    FA4_RETURN_IF_ERROR_AT(PrepareKernel(driver, launch, prepared->kernels[i], device), launch.entry);
-  }
-  return {};
-}
 
 Status EvaluatePlan(const Variant& variant, Buffers* buffers, EvaluatedPlan* evaluated) {
   FA4_RETURN_IF_ERROR(CheckBuffers(variant, buffers));
@@ -260,18 +134,6 @@ Status EvaluatePlan(const Variant& variant, Buffers* buffers, EvaluatedPlan* eva
       continue;
     }
     FA4_RETURN_IF_ERROR_AT(LaunchEvaluator(variant, *buffers, out).Evaluate(launch), launch.entry);
-  }
-  return {};
-}
-
-Status RunPlan(const Driver& driver, const DeviceKernels& prepared, Buffers* buffers, CuStream stream) {
-  EvaluatedPlan evaluated;
-  FA4_RETURN_IF_ERROR(EvaluatePlan(*prepared.variant, buffers, &evaluated));
-  for (size_t i = 0; i < prepared.variant->launches.size(); ++i) {
-    const Launch& launch = prepared.variant->launches[i];
-    EvaluatedLaunch& out = evaluated.launches[i];
-    if (out.launches_nothing()) continue;
-    FA4_RETURN_IF_ERROR_AT(Send(driver, launch, prepared.kernels[i], &out, stream), Describe(launch, out));
   }
   return {};
 }

@@ -1,27 +1,16 @@
-// One run of a plan: kernels made ready for a device, launches evaluated against the buffers, and sent to a stream.
+// Launches in numbers: a plan's expressions evaluated against the buffers of a run.
 #ifndef JAX_FA4_FFI_LAUNCH_H_
 #define JAX_FA4_FFI_LAUNCH_H_
 
-#include <string_view>
+#include <cstdint>
 
 #include "buffers.h"
-#include "driver.h"
 #include "limits.h"
 #include "plan.h"
 #include "status.h"
 #include "tensor_map.h"
 
 namespace jax_fa4 {
-
-// A plan's kernels on one device.
-struct DeviceKernels {
-  const Variant* variant = nullptr;
-  CuKernel kernels[kMaxLaunches] = {};
-};
-
-// Chooses the device's variant, finds or loads its kernels and raises their shared-memory limit on this device.
-Status PrepareDevice(const Driver& driver, const Plan& plan, std::string_view images, int ordinal,
-                     DeviceKernels* prepared);
 
 // One launch in numbers. Left uninitialised: only what the launch has is written.
 struct EvaluatedLaunch {
@@ -39,9 +28,6 @@ struct EvaluatedPlan {
 
 // Evaluates every launch before any is sent, so that a bad one launches nothing. Checks the buffers first.
 Status EvaluatePlan(const Variant& variant, Buffers* buffers, EvaluatedPlan* evaluated);
-
-// EvaluatePlan, then the launches in order. Neither allocates nor synchronises.
-Status RunPlan(const Driver& driver, const DeviceKernels& prepared, Buffers* buffers, CuStream stream);
 
 }  // namespace jax_fa4
 

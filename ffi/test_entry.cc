@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "buffers.h"
+#include "device.h"
 #include "driver.h"
 #include "launch.h"
 #include "plan.h"
@@ -37,6 +38,7 @@ struct TestCall {
   size_t num_operands, num_results;
   int32_t major, minor;  // compute capability, of jax_fa4_test_evaluate
   int32_t ordinal;       // device, of jax_fa4_test_run
+  int32_t runs, sets;    // of jax_fa4_test_run: run i takes set i % sets, whose addresses lie that many times 1 MiB higher
 };
 
 std::string Quote(std::string_view text) {
@@ -133,14 +135,20 @@ Status EvaluateCall(const TestCall& call, std::string* json) {
 Status RunCall(const TestCall& call, void* stream) {
   Plan plan;
   Buffers buffers;
-  DeviceKernels prepared;
+  Device prepared;
   const Driver* driver = nullptr;
   FA4_RETURN_IF_ERROR(Parse(call, &plan));
   FA4_RETURN_IF_ERROR(FillBuffers(call, &buffers));
   FA4_RETURN_IF_ERROR(GetDriver(&driver));
   const std::string_view images(call.images, call.images_size);
   FA4_RETURN_IF_ERROR(PrepareDevice(*driver, plan, images, call.ordinal, &prepared));
-  return RunPlan(*driver, prepared, &buffers, static_cast<CuStream>(stream));
+  for (int32_t run = 0; run < call.runs; ++run) {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      buffers.items[i].data = static_cast<char*>(call.buffers[i].data) + (ptrdiff_t{run % call.sets} << 20);
+    }
+    FA4_RETURN_IF_ERROR(RunPlan(*driver, &prepared, &buffers, static_cast<CuStream>(stream)));
+  }
+  return {};
 }
 
 // Copies as much text as fits and returns how long it is.

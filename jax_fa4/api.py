@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,44 @@ from jax_fa4.spec import AttentionSpec, Implementation, Layout
 __all__ = ["attention"]
 
 Window = tuple[int | ArrayLike | None, int | ArrayLike | None]
+
+
+class Options(TypedDict, total=False):
+    """Options of `attention` that don't change how many results it has."""
+
+    softmax_scale: float | ArrayLike | None
+    causal: bool
+    window: Window | None
+    q_offset: int | ArrayLike | None
+    softcap: float | ArrayLike | None
+    sinks: ArrayLike | None
+    bias: ArrayLike | None
+    mask: ArrayLike | None
+    q_segment_ids: ArrayLike | None
+    kv_segment_ids: ArrayLike | None
+    q_lengths: ArrayLike | None
+    kv_lengths: ArrayLike | None
+    deterministic: bool
+    layout: Layout
+    implementation: Implementation | None
+
+
+@overload
+def attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[Options]
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool, **options: Unpack[Options]
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 def attention(

@@ -101,13 +101,15 @@ def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
         fail(ValueError, f"{q_name} must have a multiple of {k_name}'s {kv_heads} heads", q_heads, hint)
 
 
-def head_dims(operands: Mapping[str, jax.Array]) -> None:
-    """Head dims that a kernel can have."""
+def head_dims(operands: Mapping[str, jax.Array], step: int = 8) -> None:
+    """Head dims that a kernel can have; with step=1 those that can be padded to one."""
     for name, x in operands.items():
-        if x.shape[-1] % 8 or not 0 < x.shape[-1] <= MAX_HEAD_DIM:
-            rule = f"{name}'s head_dim must be a multiple of 8 from 8 to {MAX_HEAD_DIM}"
-            hint = "" if x.shape[-1] > MAX_HEAD_DIM else "pad with zeros and give softmax_scale"
-            fail(ValueError, rule, x.shape[-1], hint)
+        head_dim = x.shape[-1]
+        if head_dim % step or not 0 < head_dim <= MAX_HEAD_DIM:
+            multiple = "" if step == 1 else f"a multiple of {step} "
+            hint = "pad with zeros and give softmax_scale" if head_dim < MAX_HEAD_DIM and step > 1 else ""
+            rule = f"{name}'s head_dim must be {multiple}from {step} to {MAX_HEAD_DIM}"
+            fail(ValueError, rule, head_dim, hint)
 
 
 def positive(name: str, value: Any) -> float | jax.Array:

@@ -56,7 +56,7 @@ def target_arch(*archs: str) -> Iterator[None]:
 
 def target_archs() -> tuple[str, ...]:
     """The architectures to make cubins for where no device tells: those asked for, else all that have kernels."""
-    return asked_archs() or tuple(arch for arch in ARCHS if arch in configs.TABLES)
+    return asked_archs() or tuple(arch for arch in ARCHS if arch in configs.ALL)
 
 
 def asked_archs() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ also those that are refused. This module needs no Flax to be imported.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +89,7 @@ def attention_fn(
     if queries == (1,) and mask is not None:
         is_causal = False  # Flax 0.12.8 still sets it when it decodes
     q_offset = None if queries == keys else 0  # 0 counts from the first key, where attention() counts from the last
-    out = attention(query, key, value, causal=is_causal, q_offset=q_offset, bias=bias, mask=_as_bool(mask))
-    return cast(jax.Array, out)  # without return_lse it is one array
+    return attention(query, key, value, causal=is_causal, q_offset=q_offset, bias=bias, mask=_as_bool(mask))
 
 
 def _promote(

@@ -75,18 +75,19 @@ def dot_product_attention(
     """
     operands = {name: checks.array(name, x) for name, x in (("query", query), ("key", key), ("value", value))}
     checks.query_key_value(operands, "BTNH")
+    checks.head_dims(operands, step=1)
     checks.choice("implementation", implementation, (None, "xla", "cudnn"))
-    unbatched = operands["query"].ndim == 3
-    if unbatched:
-        operands = {name: x[None] for name, x in operands.items()}
+    causal, return_residual = checks.flag("is_causal", is_causal), checks.flag("return_residual", return_residual)
     q, k, v = operands.values()
-    bounded = is_causal or local_window_size is not None
+    unbatched = q.ndim == 3
+    if unbatched:
+        q, k, v = q[None], k[None], v[None]
     out, lse = attention(
         *(_pad_head_dim(x) for x in (q, k, v)),
         softmax_scale=q.shape[-1] ** -0.5 if scale is None else checks.positive("scale", scale),
-        causal=checks.flag("is_causal", is_causal),
+        causal=causal,
         window=_window(local_window_size),
-        q_offset=0 if bounded else None,
+        q_offset=0,
         bias=bias,
         mask=mask,
         q_lengths=_lengths("query_seq_lengths", query_seq_lengths, q),
@@ -98,7 +99,7 @@ def dot_product_attention(
     residual = jax.lax.stop_gradient(jnp.swapaxes(lse, -1, -2).astype(k.dtype))
     if unbatched:
         out, residual = out[0], residual[0]
-    return (out, residual) if checks.flag("return_residual", return_residual) else out
+    return (out, residual) if return_residual else out
 
 
 def _pad_head_dim(x: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ class MaskSpec:
     has_q_lengths: bool = False
     has_kv_lengths: bool = False
     has_segments: bool = False
+    has_cu_seqlens: bool = False  # a batch entry is a row of sequences
     has_dense: bool = False  # a boolean mask array
 
 
@@ -41,6 +42,7 @@ class AttentionSpec:
     has_sinks: bool = False
     bias_dtype: str | None = None  # of an additive bias, numpy's name
     has_batched_scalars: bool = False  # vmap gave scale, cap or window a value per batch entry
+    page_size: int | None = None  # k and v are pools of pages of so many keys
     layout: Layout = "BTNH"  # of q, k, v and out in memory
     deterministic: bool = False  # of the backward; the forward always is
     implementation: Implementation | None = None
@@ -69,12 +71,14 @@ class AttentionSpec:
                 has_q_lengths=x.q_lengths is not None,
                 has_kv_lengths=x.kv_lengths is not None,
                 has_segments=x.q_segment_ids is not None,
+                has_cu_seqlens=x.cu_seqlens_q is not None,
                 has_dense=x.mask is not None,
             ),
             has_softcap=x.softcap is not None,
             has_sinks=x.sinks is not None,
             bias_dtype=None if x.bias is None else np.dtype(x.bias.dtype).name,
             has_batched_scalars=any(s is not None and s.ndim > 0 for s in scalars),
+            page_size=None if x.page_table is None else x.k.shape[-3],
             layout=layout,
             deterministic=deterministic,
             implementation=implementation,

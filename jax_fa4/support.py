@@ -19,12 +19,14 @@ MASK_FEATURES = {
     "has_q_lengths": "q_lengths",
     "has_kv_lengths": "kv_lengths",
     "has_segments": "segment ids",
+    "has_cu_seqlens": "packed sequences",
     "has_dense": "a mask array",
 }
 FEATURES = {
     "has_softcap": "softcap",
     "has_sinks": "sinks",
     "bias_dtype": "bias",
+    "page_size": "pages of keys",
     "has_batched_scalars": "a scale, softcap or window that vmap maps",
 }
 
@@ -62,8 +64,13 @@ def _one_by_one(spec: AttentionSpec, plain: AttentionSpec) -> list[tuple[str, At
             mask: dict[str, Any] = {name: True}
             singles.append((text, dataclasses.replace(plain, mask=MaskSpec(**mask))))
     for name, text in FEATURES.items():
+<<<<<<< HEAD
         if getattr(spec, name):
             feature: dict[str, Any] = {name: getattr(spec, name)}
+=======
+        if value := getattr(spec, name):
+            feature: dict[str, Any] = {name: value}
+>>>>>>> main
             singles.append((text, dataclasses.replace(plain, **feature)))
     return singles
 

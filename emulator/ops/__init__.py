@@ -8,6 +8,7 @@ __all__ = ["register"]
 CHAPTERS = (
     "barrier",
     "bulk",
+    "cancel",
     "control",
     "convert",
     "copy",

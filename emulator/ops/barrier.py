@@ -39,12 +39,15 @@ def bar(form: Form) -> Effect:
         votes = 0 if vote is None else int(warp.v[vote][lanes.mask].sum())
         barriers = warp.cta.named_barriers
         round_ = barriers.arrive(warp, lanes.bits, which, threads, mode, votes)
+        if lanes.bits == warp.alive:
+            warp.writing_lanes = 0
         if mode == "arrive":
             return None
         return Wait(
             what=functools.partial(barriers.describe, which),
             ready=lambda: round_.is_complete,
             then=lambda: _leave(warp, lanes, round_, reduction, result),
+            on=f"barrier {which}",
         )
 
     return form.effect(execute)

@@ -79,7 +79,9 @@ def _shared_source(warp: Warp, lane: int, address: int, size: int):
     return lambda: smem.data[offset : offset + size].copy()
 
 
-def _land(warp: Warp, address: int, bar_address: int, size: int, read, ranks: list[int] | None) -> None:
+def _land(
+    warp: Warp, address: int, bar_address: int, size: int, read, ranks: list[int] | None, align: int = ALIGN
+) -> None:
     """Issue the copy of `read()` to shared memory at `address` of its CTA, or of every CTA in `ranks`."""
     owner = owner_of(warp, np.array([address]), "bulk copy")
     targets: list[Cta] = [owner] if ranks is None else [warp.cta.cluster.cta_of(rank << 24) for rank in ranks]
@@ -89,7 +91,7 @@ def _land(warp: Warp, address: int, bar_address: int, size: int, read, ranks: li
     find(warp, bar_address, "bulk copy").require_async_visible()
     cells = slice(offset >> 2, offset + size >> 2)
     for cta in targets:
-        cta.smem.check_range(offset, size, ALIGN, "bulk copy")
+        cta.smem.check_range(offset, size, align, "bulk copy")
         if cta.smem.check_races:
             cta.smem.shadow.check_write(cells, warp.clock.times, what="bulk copy")
             cta.smem.shadow.begin_flight(cells)
@@ -200,6 +202,30 @@ def wait_group(form: Form) -> Effect:
                 group.read_epoch = max(group.read_epoch, epoch)
 
         return Wait(what=lambda: f"bulk groups, all but {pending}", ready=ready, then=then)
+
+    return form.effect(execute)
+
+
+@family("st.async")
+def store_async(form: Form) -> Effect:
+    """A store to shared memory of the cluster that an mbarrier in the same CTA counts."""
+    form.has("weak")
+    form.take("shared::cluster")
+    form.take(COMPLETION)
+    count = int(form.take("v2", "v4", default="v1")[1:])
+    (kind,) = form.types()
+    form.end()
+    size = int(kind[1:]) // 8
+    target, sources, bar = form.shared(0), form.srcs(1, f"b{8 * size}"), form.shared(2)
+    if len(sources) != count or size not in (4, 8):
+        raise form.unknown(f"stores {len(sources)} values of {size} bytes")
+
+    def execute(warp: Warp, lanes: Lanes) -> None:
+        for lane in lanes.index:
+            data = np.stack([warp.v[source][lane] for source in sources]).view(np.uint8)
+            _land(
+                warp, int(target.at(warp)[lane]), int(bar.at(warp)[lane]), len(data), data.copy, None, align=len(data)
+            )
 
     return form.effect(execute)
 

@@ -38,7 +38,10 @@ def fence_proxy_async(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         if space != "global":
-            warp.clock.fence_proxy()
+            covers_own = not warp.writing_lanes & ~lanes.bits
+            warp.clock.fence_proxy(covers_own=covers_own)
+            if covers_own:
+                warp.writing_lanes = 0
             _fence_inits(warp)
 
     return form.effect(execute)

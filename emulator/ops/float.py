@@ -219,7 +219,7 @@ def _reciprocal(a):
     return np.reciprocal(a)
 
 
-UNARY = {
+UNARY: dict[str, Function] = {
     "ex2": _exp2,
     "lg2": _log2,
     "tanh": _tanh,

@@ -195,6 +195,7 @@ def try_wait(form: Form) -> Effect:
             ready=lambda: barrier.phase >= phase,
             then=lambda: _wake(operands, barrier, phase, warp, lanes),
             expire=lambda: operands.put(warp, lanes, False),
+            on=f"mbarrier 0x{barrier.address:x}",
         )
 
     return form.effect(execute)

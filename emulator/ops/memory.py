@@ -136,6 +136,7 @@ def store(warp: Warp, lanes: Lanes, space: str, addresses: Any, values: Words, w
         elif space == "local":
             addresses = addresses - np.uint64(LOCAL_WINDOW)
     if space == "shared":
+        warp.writing_lanes |= lanes.bits
         store_shared(warp, addresses, values, what)
     elif space == "local":
         warp.local.store(lanes.index, addresses.astype(np.int64), values)

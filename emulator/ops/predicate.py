@@ -29,13 +29,20 @@ def _ordered_not_equal(a, b):
     return (a < b) | (a > b)
 
 
+OPPOSITES: dict[str, Compare] = {
+    "eq": _ordered_not_equal,
+    "lt": np.greater_equal,
+    "le": np.greater,
+    "gt": np.less_equal,
+    "ge": np.less,
+}
+
+
 def _unordered(name: str) -> Compare:
     """True if the comparison holds or an operand is NaN."""
     if name == "ne":
         return np.not_equal
-    opposite = {"eq": _ordered_not_equal, "lt": np.greater_equal, "le": np.greater, "gt": np.less_equal, "ge": np.less}[
-        name
-    ]
+    opposite = OPPOSITES[name]
     return lambda a, b: ~opposite(a, b)
 
 

@@ -208,6 +208,7 @@ def warp_sync(form: Form) -> Effect:
     mask = form.src(0, "u32")
 
     def execute(warp: Warp, lanes: Lanes) -> None:
-        _mask_of(warp, lanes, mask, "bar.warp.sync")
+        if _mask_of(warp, lanes, mask, "bar.warp.sync") & warp.alive == warp.alive:
+            warp.writing_lanes = 0
 
     return form.effect(execute)

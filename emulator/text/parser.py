@@ -212,11 +212,11 @@ class _Parser:
                 sizes = [self.integer()]
                 while self.accept(","):
                     sizes.append(self.integer())
-                threads = (*sizes, 1, 1)[:3]
+                x, y, z = (*sizes, 1, 1)[:3]
                 if word == ".reqntid":
-                    required = threads
+                    required = (x, y, z)
                 else:
-                    maximum = threads[0] * threads[1] * threads[2]
+                    maximum = x * y * z
             elif word in (".minnctapersm", ".maxnreg", ".maxclusterrank"):
                 self.integer()
             elif word == ".reqnctapercluster":

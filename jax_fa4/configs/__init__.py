@@ -18,7 +18,8 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
-    return TABLES[arch](spec) if arch in TABLES and not spec.has_batched_scalars else None
+    elsewhere = spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
+    return None if elsewhere or arch not in TABLES else TABLES[arch](spec)
 
 
 def all_configs(arch: str) -> tuple[KernelConfig, ...]:

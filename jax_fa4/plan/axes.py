@@ -55,7 +55,7 @@ class Axes(NamedTuple):
     def stride(self, buffer: int, axis: str) -> ExprLike:
         """Elements from one index of `axis` to the next; the batch's stride is that of ""."""
         inner = self.memory[self.memory.index(axis) + 1 :] if axis else self.memory
-        return math.prod((self.size(buffer, a) for a in inner), start=1)  # type: ignore[type-var]
+        return math.prod(self.size(buffer, a) for a in inner)
 
 
 SCALAR = Axes("", "")

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jax_fa4.operands import Operands
 from jax_fa4.spec import AttentionSpec
 
-__all__ = ["check_varying", "clean", "lse_aval", "out_aval", "promote", "spread_kv_heads"]
+__all__ = ["automatic", "check_varying", "clean", "lse_aval", "out_aval", "promote", "spread_kv_heads"]
 
 
 def promote(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -68,6 +68,13 @@ def clean(rule: Callable[..., Any]) -> Callable[..., Any]:
             return rule(ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out)), *args, **params)
 
     return lower
+
+
+def automatic(function: Callable[..., Any], results: Sequence[jax.Array]) -> Callable[..., Any]:
+    """Plain JAX code whose explicit mesh axes are automatic while it is traced; it returns arrays like `results`."""
+    if jax.sharding.AxisType.Explicit not in jax.typeof(results[0]).sharding.mesh.axis_types:
+        return function
+    return jax.sharding.auto_axes(function, out_sharding=tuple(jax.typeof(r).sharding.spec for r in results))
 
 
 def spread_kv_heads(x: Operands, spec: AttentionSpec) -> tuple[Operands, AttentionSpec]:

@@ -1,5 +1,6 @@
 """Ways to write a call that mean the same, and what tracing sees of it."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import jax_fa4
 from jax_fa4 import testing
+from jax_fa4.api import Options
 from jax_fa4.testing import Cell
 
 CELL = Cell(q=6, k=8, kv_heads=2, group=2)
@@ -185,3 +187,8 @@ def test_the_second_call_reuses_the_compiled_program():
     before = attend._cache_size()
     jax_fa4.attention(**X, causal=True, softmax_scale=0.3)
     assert attend._cache_size() == before
+
+
+def test_type_checkers_know_every_option():
+    options = inspect.signature(jax_fa4.attention).parameters.keys() - {"q", "k", "v", "return_lse"}
+    assert Options.__annotations__.keys() == options

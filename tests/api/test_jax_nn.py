@@ -29,9 +29,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "window-of-one-number": {"local_window_size": 2},
     "window-of-a-pair": {"local_window_size": (5, 0)},
     "causal-window": {"is_causal": True, "local_window_size": (2, 3)},
-    "bias": {"bias": BIAS},
     "bias-of-one-head": {"bias": BIAS[:1, :1]},
-    "mask": {"mask": MASK},
     "mask-of-keys": {"mask": MASK[:, :1, :1]},
     "lengths": {
         "query_seq_lengths": np.array([6, 4], np.int32),
@@ -169,6 +167,11 @@ BAD_CALLS = [
     ),
     ({"key_value_seq_lengths": np.array([1, 10])}, ValueError, "key_value_seq_lengths must be from 0 to 9, got 10"),
     ({"implementation": "pallas"}, ValueError, "implementation must be None, 'xla' or 'cudnn', got 'pallas'"),
+    (
+        {"query": np.ones((2, 6, 4, 257), np.float32), "key": np.ones((2, 9, 2, 257), np.float32)},
+        ValueError,
+        "query's head_dim must be from 1 to 256, got 257",
+    ),
     ({"key": np.ones((2, 9, 2, 8), np.float32)}, ValueError, "key must have query's head_dim 16, got 8"),
     ({"value": np.ones((2, 9, 2, 16), np.float16)}, TypeError, "value must have query's dtype float32, got float16"),
 ]

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_fa4
 from jax_fa4 import testing
@@ -48,3 +50,34 @@ def test_an_option_of_an_earlier_call_does_not_stay():
     for options in ({"softcap": 1.0}, {"softmax_scale": 0.1}, {"window": (1, 1)}, {"causal": True}):
         assert np.abs(jax_fa4.attention(**X, **options) - plain).max() > 1e-2, options
     np.testing.assert_array_equal(jax_fa4.attention(**X), plain)
+
+
+def test_every_option_works_on_arrays_that_are_sharded_over_explicit_mesh_axes():
+    cell = Cell(
+        batch=(4,),
+        q=6,
+        k=8,
+        kv_heads=4,
+        group=2,
+        causal=True,
+        window=(5, None),
+        softcap=3.0,
+        sinks=True,
+        bias="keys",
+        mask="full",
+        segments=2,
+        q_lengths=(6, 6, 3, 2),
+        kv_lengths=(8, 8, 8, 4),
+    )
+    x = testing.random(cell)
+    specs = dict.fromkeys(("q", "k", "v"), P("batch", None, "heads"))
+    specs |= dict.fromkeys(("bias", "q_segment_ids", "kv_segment_ids", "q_lengths", "kv_lengths"), P("batch"))
+    specs |= {"sinks": P("heads"), "mask": P("batch", "heads")}
+    mesh = jax.make_mesh((2, 4), ("batch", "heads"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        arrays = {name: jax.device_put(x[name], NamedSharding(mesh, spec)) for name, spec in specs.items()}
+        options = {name: value for name, value in x.items() if name not in specs}
+        out = jax.jit(lambda arrays: jax_fa4.attention(**arrays, **options))(arrays)
+    assert jax.typeof(out).sharding.spec == P("batch", None, "heads", None)
+    exact, rounded = testing.attention(x).out, testing.rounded(x).out
+    assert np.abs(np.asarray(out) - exact).max() <= testing.error_bound(exact, rounded, "float32", factor=3)

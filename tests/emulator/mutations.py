@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Kind", "Mutant", "mutants"]
+__all__ = ["KINDS", "TCGEN05_KINDS", "Kind", "Mutant", "mutants"]
 
 Edit = str | Callable[[re.Match[str]], str]
 
@@ -59,6 +59,11 @@ DROPPED = ""
 KINDS = (
     Kind("drop fence.mbarrier_init", r"fence\.mbarrier_init\S*;", DROPPED),
     Kind("drop fence.proxy.async", r"fence\.proxy\.async\S*;", DROPPED),
+    Kind(
+        "fence in one lane only",
+        r"(fence\.proxy\.async\S*;)",
+        r"{ .reg .pred one; elect.sync _|one, -1; @one \1 }",
+    ),
     Kind("drop bar.sync", r"bar\.sync[^;]*;", DROPPED),
     Kind("drop bar.arrive", r"bar\.arrive[^;]*;", DROPPED),
     Kind("bar.sync becomes bar.arrive", r"bar\.sync(\s+%\w+, \d+)", r"bar.arrive\1"),
@@ -159,11 +164,52 @@ KINDS = (
     Kind("read another parameter", r"(ld\.param\.b32\s+%\w+, )\[(\w+)_param_(?!10\])(\d+)\]", r"\1[\2_param_10]"),
 )
 
+TCGEN05_KINDS = (
+    Kind("drop tcgen05.wait::st", r"tcgen05\.wait::st\S*;", DROPPED),
+    Kind("drop tcgen05.wait::ld", r"tcgen05\.wait::ld\S*;", DROPPED),
+    Kind("drop tcgen05.commit", r"tcgen05\.commit[^;]*;", DROPPED),
+    Kind("commit to another mbarrier", r"(?<=\.b64 )" + FIRST_ADDRESS + r"(?=\];$)", _shifted(8)),
+    Kind(
+        "commit in another lane",
+        r"(tcgen05\.commit[^;]*;)",
+        r"{ .reg .pred l; .reg .b32 n; mov.u32 n, %laneid; "
+        r"setp.eq.u32 l, n, 5; @l \1 }",
+    ),
+    Kind("drop an MMA", r"@\w+ tcgen05\.mma[^;]*;", DROPPED),
+    Kind("do not accumulate", r"(tcgen05\.mma.*, )1;", r"\g<1>0;"),
+    Kind("accumulate from the start", r"(tcgen05\.mma.*, )0;", r"\g<1>1;"),
+    Kind("A from 8 columns further", r"\[tmem_a \+ 0x8\]", "[tmem_a + 0x10]"),
+    Kind("another size in the instruction descriptor", r"(mov\.b32 \w*idesc\w*, )0x8(\w{6});", r"\g<1>0x4\2;"),
+    Kind("another major in the instruction descriptor", r"(mov\.b32 \w*idesc\w*, 0x8)2(\w)(?=0490)", r"\g<1>3\2"),
+    Kind("reserved bit in the instruction descriptor", r"(mov\.b32 \w*idesc\w*, 0x8\w{4})9(?=0;)", r"\g<1>d"),
+    Kind("f16 instead of bf16", r"(mov\.b32 \w*idesc\w*, 0x8\w{3})4(?=90;)", r"\g<1>0"),
+    Kind(
+        "load other columns",
+        r"(?<=tcgen05\.ld\.sync\.aligned\.32x32b\.)(\S+ \{[^}]*\}, )(\[%\w+)(?:\+(\d+))?(?=\])",
+        r"\1\2+16",
+    ),
+    Kind("store to other columns", r"(tcgen05\.st\.sync\.aligned\.32x32b\.\S+ \[%\w+)(?=\])", r"\1+16"),
+    Kind(
+        "load from another warp's lanes",
+        r"(tcgen05\.ld\.sync\.aligned\.32x32b\.\S+ \{[^}]*\}, \[%\w+)(?=\])",
+        r"\1+2097152",
+    ),
+    Kind("drop tcgen05.st", r"tcgen05\.st\.[^;]*;", DROPPED),
+    Kind("allocate half", r"(tcgen05\.alloc\S*\s+\[\S+\], )(\w+|%\w+);", r"\g<1>256;"),
+    Kind("drop the deallocation", r"tcgen05\.dealloc[^;]*;", DROPPED),
+    Kind("deallocate half", r"(tcgen05\.dealloc\S*\s+\S+, )(\w+|%\w+);", r"\g<1>256;"),
+    Kind(
+        "give the permit up first",
+        r"(tcgen05\.alloc[^;]*;)",
+        r"tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; \1",
+    ),
+)
 
-def mutants(ptx: str, executed: Container[int]) -> Iterator[Mutant]:
+
+def mutants(ptx: str, executed: Container[int], kinds: Sequence[Kind] = KINDS) -> Iterator[Mutant]:
     """All mutants of a kernel whose broken line is among `executed` (lines counted from 1)."""
     lines = ptx.split("\n")
-    for kind in KINDS:
+    for kind in kinds:
         pattern = re.compile(kind.pattern)
         for index, line in enumerate(lines):
             if index + 1 in executed and pattern.search(line):

@@ -149,6 +149,7 @@ def test_new_columns_hold_nothing():
     memory = TensorMemory(Clocks(4), 0, check_races=True)
     column = memory.allocate(32, 0, 0)
     memory.written[:, column : column + 32] = True
-    memory.free(column)
+    memory.give_back(column, 32, memory.shadow.clocks.empty())
+    memory.free(column, 32)
     assert memory.allocate(32, 0, 0) == column
     assert not memory.written.any()

@@ -35,17 +35,23 @@ class TestCall(ctypes.Structure):
         ("major", ctypes.c_int32),
         ("minor", ctypes.c_int32),
         ("ordinal", ctypes.c_int32),
+        ("runs", ctypes.c_int32),
+        ("sets", ctypes.c_int32),
     )
 
 
-def answer(lib, *, entry, plan, images=b"", operands=(), results=(), major=9, minor=0, ordinal=0, stream=0):
+def answer(
+    lib, *, entry, plan, images=b"", operands=(), results=(), major=9, minor=0, ordinal=0, stream=0, runs=1, sets=1
+):
     """The library's JSON answer as Python values."""
     buffers = [
         TestBuffer(dtype, len(shape), (ctypes.c_int64 * TEST_RANK)(*shape), address)
         for dtype, shape, address in (*operands, *results)
     ]
     array = (TestBuffer * max(1, len(buffers)))(*buffers)
-    call = TestCall(plan, len(plan), images, len(images), array, len(operands), len(results), major, minor, ordinal)
+    call = TestCall(
+        plan, len(plan), images, len(images), array, len(operands), len(results), major, minor, ordinal, runs, sets
+    )
     function = getattr(lib, f"jax_fa4_test_{entry}")
     function.restype = ctypes.c_size_t
     middle = (ctypes.c_void_p(stream),) if entry == "run" else ()

@@ -74,6 +74,17 @@ def test_a_bad_second_launch_sends_not_even_the_first(run, make_launch, make_pla
     assert not any(line.startswith("launch") for line in log)
 
 
+@pytest.mark.parametrize(("sets", "evaluated"), [(1, 1), (2, 2), (4, 4), (5, 20)])
+def test_a_run_with_the_buffers_of_a_recent_one_is_not_evaluated_again(run, make_plan, request_for, sets, evaluated):
+    (answer,), log = run(request_for(make_plan(), runs=20, sets=sets), params=SIZES)
+    assert answer == {}
+    assert sum(line.startswith("map") for line in log) == evaluated
+    launches = [line for line in log if line.startswith("launch")]
+    pointers = [struct.pack("<Q", 0x90000 + (i << 20)).hex() for i in range(sets)]
+    assert len(launches) == 20
+    assert all(pointers[i % sets] in line for i, line in enumerate(launches))
+
+
 # --- cubins ---
 
 IMAGES = encode_images({KEY: b"embedded\0", "cd" * 32: b"another\0"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -33,6 +33,14 @@ def _assert_as_good_as(ours: Compute, flax: Compute, arguments: Any) -> None:
         assert result.dtype == rounded.dtype
         error = np.abs(np.asarray(result, np.float64) - truth).max()
         assert error <= testing.error_bound(truth, rounded, "float32")
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _quick_compilation() -> Iterator[None]:
+    """Most of these programs run once, so time spent on optimising them is lost."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jax_fa4.flax
 from jax_fa4 import testing
 from jax_fa4.flax import attention_fn
 from jax_fa4.testing import Cell
@@ -25,6 +27,12 @@ def qkv(cell: Cell = CELL) -> tuple[Any, Any, Any]:
 
 def parameters_of(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
+
+
+def test_the_docstring_gives_what_it_says():
+    results = doctest.testmod(jax_fa4.flax)
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 def test_it_names_every_argument_that_linen_can_pass():

@@ -107,3 +107,5 @@ def test_nothing_depends_on_being_jitted(assert_close):
         return jax.grad(loss_of(block), (0, 1))(x, 0.7)
 
     assert_close(gradient(q), jax.jit(gradient)(q))
+    with jax.disable_jit():
+        assert_close(gradient(q), jax.jit(gradient)(q))

@@ -181,10 +181,15 @@ def curvature(q, k, v):
 
 
 @kinds
-def test_second_derivatives_of_sharded_arrays(kind, assert_close):
+@pytest.mark.parametrize(
+    ("q_spec", "kv_spec"),
+    [(HEADS, HEADS), (HEADS, BATCH), (P(None, "model"), P())],
+    ids=["heads", "query-heads", "queries"],
+)
+def test_second_derivatives_of_sharded_arrays(kind, q_spec, kv_spec, assert_close):
     wanted = jax.jit(curvature)(*arrays())
     with mesh_of(kind) as mesh:
-        actual = jax.jit(curvature)(*place(mesh, arrays(), HEADS, HEADS, HEADS))
+        actual = jax.jit(curvature)(*place(mesh, arrays(), q_spec, kv_spec, kv_spec))
     assert_close(actual, wanted, rtol=1e-3)
 
 

@@ -153,7 +153,7 @@ def load(form: Form) -> Effect:
         def arrive() -> None:
             values = memory.cells.reshape(-1)[places]
             if decoded.halves:
-                values = values[..., 0] & 0xFFFF | values[..., 1] << 16
+                values = values[..., 0] & np.uint32(0xFFFF) | values[..., 1] << np.uint32(16)
             vector.write(warp, values)
 
         op = AsyncOp(steps=(arrive,), what="tcgen05.ld", queue=transfers, blame=warp.blame())

@@ -90,15 +90,15 @@ def dealloc(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         warp.require_converged(lanes, "tcgen05.dealloc")
-        ctas = ctas_of(warp, cta_group, "tcgen05.dealloc")
+        ctas = ctas_of(warp, cta_group, "tcgen05.dealloc", peer_may_exit=True)
         address = lanes.uniform(warp.v[address_slot], "address")
         columns = lanes.uniform(warp.v[count], "column count")
-        memory_of(warp.cta).check_free(address, columns, warp.clock.times)
+        memory_of(warp.cta).give_back(address, columns, warp.clock.times)
         made = _requests(warp.cta).frees
         made.append((address, columns))
         if _check_equal(ctas, len(made) - 1, "frees"):
             for cta in ctas:
-                memory_of(cta).free(address)
+                memory_of(cta).free(address, columns)
         warp.machine.progress += 1
 
     return form.effect(execute)
@@ -114,7 +114,7 @@ def relinquish(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         warp.require_converged(lanes, "tcgen05.relinquish_alloc_permit")
-        ctas_of(warp, cta_group, "tcgen05.relinquish_alloc_permit")
+        ctas_of(warp, cta_group, "tcgen05.relinquish_alloc_permit", peer_may_exit=True)
         memory_of(warp.cta).relinquish()
 
     return form.effect(execute)

@@ -39,8 +39,11 @@ def memory_of(cta: Cta) -> TensorMemory:
     return cta.scratch["tmem"]
 
 
-def ctas_of(warp: Warp, cta_group: int, what: str) -> tuple[Cta, ...]:
-    """The CTAs that an instruction of this cta_group works on: its own, or the pair of ranks 2i and 2i + 1."""
+def ctas_of(warp: Warp, cta_group: int, what: str, *, peer_may_exit: bool = False) -> tuple[Cta, ...]:
+    """The CTAs that an instruction of this cta_group works on: its own, or the pair of ranks 2i and 2i + 1.
+
+    `peer_may_exit`: it only ends something, which the other CTA may have done earlier.
+    """
     cta = warp.cta
     memory_of(cta).use_group(cta_group)
     if cta_group == 1:
@@ -50,7 +53,7 @@ def ctas_of(warp: Warp, cta_group: int, what: str) -> tuple[Cta, ...]:
         raise Fault("tcgen05", f"{what} with cta_group::2 in a cluster without a pair for CTA {cta.rank}")
     pair = (ctas[cta.rank & ~1], ctas[cta.rank | 1])
     for other in pair:
-        if other.has_exited:
+        if other.has_exited and not peer_may_exit:
             raise Fault("exit", f"{what} with cta_group::2, but CTA {other.rank} has exited")
         memory_of(other).use_group(cta_group)
     return pair

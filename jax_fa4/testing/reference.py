@@ -1,100 +1,17 @@
-"""Exact attention in numpy, inputs for it, and the error that a result may have: for this package's tests and users'.
-
-Example:
-  >>> import jax_fa4
-  >>> from jax_fa4 import testing
-  >>> cell = testing.Cell(q=7, k=9, causal=True, dtype="bfloat16")
-  >>> x = testing.random(cell)  # keyword arguments of jax_fa4.attention
-  >>> exact, rounded = testing.attention(x), testing.rounded(x)
-  >>> error = abs(jax_fa4.attention(**x) - exact.out).max()
-  >>> bool(error <= testing.error_bound(exact.out, rounded.out, cell.dtype))
-  True
-
-Nothing here is fast: whole score matrices are made, in float64. Shape letters as in `jax_fa4.attention`.
-"""
+"""Attention and its gradients by their definitions, in numpy: exact in float64, or rounded as implementations round."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-__all__ = [
-    "Cell",
-    "Forward",
-    "attention",
-    "error_bound",
-    "gradients",
-    "random",
-    "rounded",
-    "rounded_gradients",
-    "visible",
-]
+__all__ = ["Forward", "attention", "gradients", "rounded", "rounded_gradients", "visible"]
 
 Array = np.ndarray[Any, Any]
-Axes = Literal["full", "keys", "shared"]  # [*B, N, T, S], [*B, 1, 1, S], [T, S]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One point of the test matrix: shapes, dtype and features of a call. `str(cell)` is a readable test id."""
-
-    batch: tuple[int, ...] = (2,)
-    q: int = 7  # T, queries
-    k: int | None = None  # S, keys; None: as many as queries
-    kv_heads: int = 2
-    group: int = 1  # query heads per kv head
-    head_dim: int = 16
-    head_dim_v: int | None = None  # None: head_dim
-    dtype: str = "float32"
-    layout: Literal["BTNH", "BNTH"] = "BTNH"
-    softmax_scale: float | None = None
-    causal: bool = False
-    window: tuple[int | None, int | None] = (None, None)
-    q_offset: int | None = None  # batch entry b gets q_offset + b
-    softcap: float | None = None
-    sinks: bool = False
-    bias: Axes | None = None
-    mask: Axes | None = None
-    segments: int | None = None  # number of segments that a row is divided into
-    q_lengths: tuple[int, ...] | None = None  # one per batch entry, in row-major order
-    kv_lengths: tuple[int, ...] | None = None
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.kv_heads * self.group
-
-    @property
-    def keys(self) -> int:
-        """S."""
-        return self.q if self.k is None else self.k
-
-    @property
-    def value_dim(self) -> int:
-        """E."""
-        return self.head_dim if self.head_dim_v is None else self.head_dim_v
-
-    def __str__(self) -> str:
-        dims = f"d{self.head_dim}" if self.head_dim_v is None else f"d{self.head_dim}.{self.head_dim_v}"
-        parts = [dims, f"h{self.heads}.{self.kv_heads}", f"q{self.q}", f"k{self.keys}"]
-        if self.batch != (2,):
-            parts.insert(0, "b" + ".".join(map(str, self.batch)) if self.batch else "unbatched")
-        if self.causal:
-            parts.append("causal")
-        if self.window != (None, None):
-            parts.append("window" + ".".join("inf" if w is None else str(w) for w in self.window))
-        for field in ("q_offset", "softcap", "softmax_scale", "segments", "bias", "mask"):
-            if (value := getattr(self, field)) is not None:
-                parts.append(f"{field.replace('softmax_', '')}{value}")
-        parts += [field for field in ("sinks", "q_lengths", "kv_lengths") if getattr(self, field)]
-        parts += [] if self.layout == "BTNH" else [self.layout]
-        parts += [] if self.dtype == "float32" else [self.dtype]
-        return "-".join(parts)
 
 
 class Forward(NamedTuple):
@@ -102,51 +19,6 @@ class Forward(NamedTuple):
 
     out: Array
     lse: Array
-
-
-def random(cell: Cell, seed: int = 0) -> dict[str, Any]:
-    """Keyword arguments of `jax_fa4.attention`: numpy arrays that differ for every batch entry, head and position.
-
-    Only the options that the cell has are present, so `attention(**random(cell), return_lse=True)` works.
-    """
-    rng = np.random.default_rng(seed)
-    b, t, s, n, kv = cell.batch, cell.q, cell.keys, cell.heads, cell.kv_heads
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape).astype(np_dtype(cell.dtype))
-
-    x: dict[str, Any] = {
-        "q": normal(*b, t, n, cell.head_dim),
-        "k": normal(*b, s, kv, cell.head_dim),
-        "v": normal(*b, s, kv, cell.value_dim),
-    }
-    if cell.layout == "BNTH":
-        x = {name: np.swapaxes(array, -3, -2) for name, array in x.items()}
-        x["layout"] = "BNTH"
-    if cell.softmax_scale is not None:
-        x["softmax_scale"] = cell.softmax_scale
-    if cell.causal:
-        x["causal"] = True
-    if cell.window != (None, None):
-        x["window"] = cell.window
-    if cell.q_offset is not None:
-        x["q_offset"] = cell.q_offset + np.arange(math.prod(b), dtype=np.int32).reshape(b)
-    if cell.softcap is not None:
-        x["softcap"] = cell.softcap
-    if cell.sinks:
-        x["sinks"] = rng.standard_normal(n).astype(np.float32)
-    shapes = {"full": (*b, n, t, s), "keys": (*b, 1, 1, s), "shared": (t, s)}
-    if cell.bias:
-        x["bias"] = rng.standard_normal(shapes[cell.bias]).astype(np.float32)
-    if cell.mask:
-        x["mask"] = rng.random(shapes[cell.mask]) < 0.6
-    if cell.segments is not None:
-        x["q_segment_ids"] = np.sort(rng.integers(cell.segments, size=(*b, t)).astype(np.int32), axis=-1)
-        x["kv_segment_ids"] = np.sort(rng.integers(cell.segments, size=(*b, s)).astype(np.int32), axis=-1)
-    for name in ("q_lengths", "kv_lengths"):
-        if (lengths := getattr(cell, name)) is not None:
-            x[name] = np.asarray(lengths, np.int32).reshape(b)
-    return x
 
 
 def attention(x: Mapping[str, Any], dtype: Any = np.float64, **options: Any) -> Forward:
@@ -179,36 +51,9 @@ def rounded_gradients(x: Mapping[str, Any], dout: Any, dlse: Any = None, **optio
     return _Call.rounded({**x, **options}).backward(dout, dlse)
 
 
-def error_bound(exact: Any, rounded: Any, dtype: Any, factor: float = 2) -> float:
-    """The largest error that a result may have: `factor` times that of `rounded`, plus 2 ulp at the largest value.
-
-    Entries that are infinite in `exact` (lse of empty rows) take no part.
-    """
-    exact, rounded = np.asarray(exact, np.float64), np.asarray(rounded, np.float64)
-    finite = np.isfinite(exact)
-    if not finite.any():
-        return 0.0
-    largest = float(np.abs(exact[finite]).max())
-    error = float(np.abs(rounded[finite] - exact[finite]).max())
-    return factor * error + 2 * _ulp(largest, dtype)
-
-
-def _ulp(value: float, dtype: Any) -> float:
-    """Distance of `dtype`'s neighbours at a positive value."""
-    info: Any = ml_dtypes.finfo(np_dtype(dtype))
-    binade = 2.0 ** math.floor(math.log2(value)) if value > 0 else 0.0
-    return max(float(info.eps) * binade, float(info.smallest_subnormal))
-
-
 def visible(x: Mapping[str, Any], **options: Any) -> Array:
     """The mask of a call written out: bool [*B, N, T, S], True where query t of head n sees key s."""
     return _Call.of({**x, **options}, np.dtype(np.float64), storage=None).visible()
-
-
-def np_dtype(dtype: Any) -> np.dtype[Any]:
-    """numpy's dtype, bfloat16 included."""
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16 if str(dtype) == "bfloat16" else np.dtype(dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

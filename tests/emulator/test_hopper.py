@@ -1,0 +1,58 @@
+"""The emulator against an H200: the same PTX on the same inputs. `kernels/` says how the stored results were made."""
+
+import numpy as np
+import pytest
+
+from jax_fa4.emulator.launch import Options
+from jax_fa4.emulator.layout import fragment, number
+
+from .stored import CASES, Stored
+
+STORED = Stored("hopper.npz", "sm_90a")
+
+
+def close(got: np.ndarray, expected: np.ndarray, name: str) -> np.ndarray:
+    """Where two arrays of float32 bit patterns agree within the error that a case allows; any NaN equals any NaN."""
+    a, b = (x.view(np.float32).astype(np.float64) for x in (got, expected))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(a - b) <= CASES[name].relative_error * np.abs(b) + CASES[name].absolute_error
+    return near | (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+@pytest.mark.parametrize("name", STORED.names)
+def test_the_emulator_computes_what_the_hardware_does(name):
+    arrays = STORED.emulate(CASES[name], Options(exact_mma=True))
+    for output in STORED.outputs(name):
+        got, expected = arrays[output], STORED.arrays[f"{name}:{output}"]
+        equal = close(got, expected, name) if CASES[name].relative_error else got == expected
+        assert equal.all(), (np.argwhere(~equal)[:5], got[~equal][:5], expected[~equal][:5])
+
+
+PRODUCTS = [name for name in STORED.names if name.startswith("wgmma") and "-f32-near" in name and "True" not in name]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_right_where_cute_puts_the_operands(name):
+    """Independent of any hardware, so that a kernel that feeds nonsense is not compared with itself."""
+    options, before = CASES[name].options, CASES[name].arrays()
+    a, b = (number.FORMATS[options[x]].decode(before[x]).astype(np.float64) for x in "ab")
+
+    def matrix(registers: np.ndarray) -> np.ndarray:
+        words = np.ascontiguousarray(np.moveaxis(registers.reshape(-1, 4, 32), 1, 0))
+        return fragment.gather_accumulator(words, options["n"], np.uint32).view(np.float32).astype(np.float64)
+
+    got, expected = matrix(STORED.emulate(CASES[name])["d"]), matrix(before["d"]) + a @ b.T
+    spacing = np.spacing(np.float32(np.abs(a) @ np.abs(b).T))
+    assert (np.abs(got - expected) <= options["k"] * spacing).all()
+
+
+FEATURES = ["tma-bf16-128", "tma-reduce", "bulk-reduce", "multicast", "dsmem", "matrices", "named-barriers"]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_order_of_warps_and_copies_changes_the_result(name, seed):
+    first = STORED.emulate(CASES[name])
+    again = STORED.emulate(CASES[name], Options(order="random", completion="random", seed=seed))
+    for output in CASES[name].outputs:
+        assert (first[output] == again[output]).all()
