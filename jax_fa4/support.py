@@ -64,13 +64,8 @@ def _one_by_one(spec: AttentionSpec, plain: AttentionSpec) -> list[tuple[str, At
             mask: dict[str, Any] = {name: True}
             singles.append((text, dataclasses.replace(plain, mask=MaskSpec(**mask))))
     for name, text in FEATURES.items():
-<<<<<<< HEAD
-        if getattr(spec, name):
-            feature: dict[str, Any] = {name: getattr(spec, name)}
-=======
         if value := getattr(spec, name):
             feature: dict[str, Any] = {name: value}
->>>>>>> main
             singles.append((text, dataclasses.replace(plain, **feature)))
     return singles
 
