@@ -98,4 +98,5 @@ def bf16_bits(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """float32 rounded to bfloat16 patterns, to nearest even; NaN becomes 0x7FFF."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    is_nan = np.isnan(x)
+    return (np.where(is_nan, np.uint32(0x7FFF), rounded) if is_nan.any() else rounded).astype(np.uint16)

@@ -5,6 +5,7 @@ Which register, constant or special register, seen as which type, lies in which 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from jax_fa4.emulator.text import module as text
 
-__all__ = ["DTYPES", "PAIRS", "WIDTHS", "Slots"]
+__all__ = ["DTYPES", "PAIRS", "WIDTHS", "RegisterFile", "Slots"]
 
 DTYPES: dict[str, Any] = {
     "pred": np.bool_,
@@ -48,6 +49,14 @@ POISON = {
 LANES = 32
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class RegisterFile:
+    """The registers of a warp: one array a slot, which are views of one array for all registers of a width."""
+
+    v: list[npt.NDArray[Any]]
+    pools: dict[int, npt.NDArray[Any]]
+
+
 class Slots:
     """The layout of `Warp.v` for one program: which register, constant or special register, seen as which type."""
 
@@ -64,24 +73,33 @@ class Slots:
             self._defined[register.index] = self._next()
         return self._defined[register.index]
 
-    def allocate(self, special: Callable[[str, str], npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The registers of one warp. `special(name, type)` gives the array of a special register or symbol."""
+    def allocate(self) -> RegisterFile:
+        """The registers of one warp."""
         v: list[Any] = [None] * self.count
         widths = {index: WIDTHS[kind] for index, kind in self.registers}
         storage: dict[int, npt.NDArray[Any]] = {}
+        pools: dict[int, npt.NDArray[Any]] = {}
         for width in set(widths.values()):
             mine = [index for index, other in widths.items() if other == width]
             shape = (len(mine), 2, LANES) if width == 128 else (len(mine), LANES)
-            storage |= zip(mine, np.full(shape, POISON[width], CONTAINERS[width]), strict=True)
+            pools[width] = np.empty(shape, CONTAINERS[width])
+            storage |= zip(mine, pools[width], strict=True)
         for (index, kind), slot in self.registers.items():
             v[slot] = storage[index].view(DTYPES[kind])
         for slot, array in self.constants.values():
             v[slot] = array
-        for (name, kind), slot in self.specials.items():
-            v[slot] = special(name, kind)
         for slot in self._defined.values():
-            v[slot] = np.zeros(LANES, bool)
-        return v
+            v[slot] = np.empty(LANES, bool)
+        return RegisterFile(v=v, pools=pools)
+
+    def reset(self, registers: RegisterFile, special: Callable[[str, str], npt.NDArray[Any]]) -> None:
+        """Make a register file ready for a warp. `special(name, type)` gives special registers and addresses."""
+        for width, pool in registers.pools.items():
+            pool[...] = POISON[width]
+        for (name, kind), slot in self.specials.items():
+            registers.v[slot] = special(name, kind)
+        for slot in self._defined.values():
+            registers.v[slot][...] = False
 
     def _next(self) -> int:
         self.count += 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jax_fa4.emulator.memory import LocalMemory, SharedMemory
     from jax_fa4.emulator.program import Program, Step
     from jax_fa4.emulator.run import Machine
+    from jax_fa4.emulator.slots import RegisterFile
 
 __all__ = ["ALL_LANES", "BulkGroups", "Cluster", "Cta", "Fragment", "Hold", "Join", "Lanes", "Warp", "Warpgroup"]
 
@@ -137,10 +138,11 @@ class Hold:
 class Warp:
     """32 threads: registers, what they know of the others (`clock`), and operations that they have in flight."""
 
-    def __init__(self, cta: Cta, index: int, v: list[npt.NDArray[Any]], clock: Clock):
+    def __init__(self, cta: Cta, index: int, registers: RegisterFile, clock: Clock):
         self.cta = cta
         self.index = index
-        self.v = v
+        self.registers = registers
+        self.v = registers.v
         self.clock = clock
         self.init_times = clock.clocks.empty()  # what was known at the last fence.mbarrier_init
         self.local: LocalMemory

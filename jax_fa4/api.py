@@ -2,57 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_fa4 import checks, rules
+from jax_fa4 import checks, options, rules
 from jax_fa4.operands import Operands
+from jax_fa4.options import Window
 from jax_fa4.spec import AttentionSpec, Implementation, Layout
 
 __all__ = ["attention"]
 
-Window = tuple[int | ArrayLike | None, int | ArrayLike | None]
 
-
-class Options(TypedDict, total=False):
+class Options(options.Options, total=False):
     """Options of `attention` that don't change how many results it has."""
 
-    softmax_scale: float | ArrayLike | None
-    causal: bool
-    window: Window | None
     q_offset: int | ArrayLike | None
-    softcap: float | ArrayLike | None
-    sinks: ArrayLike | None
     bias: ArrayLike | None
     mask: ArrayLike | None
     q_segment_ids: ArrayLike | None
     kv_segment_ids: ArrayLike | None
-    q_lengths: ArrayLike | None
     kv_lengths: ArrayLike | None
     deterministic: bool
     layout: Layout
-    implementation: Implementation | None
 
 
 @overload
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = False, **others: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[Options]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **others: Unpack[Options]
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
 @overload
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool, **options: Unpack[Options]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool, **others: Unpack[Options]
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -158,11 +149,11 @@ def attention(
         checks.flag(name, value)
         for name, value in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic))
     )
-    x = Operands(arrays["q"], arrays["k"], arrays["v"], _scale(softmax_scale, arrays["q"]))
-    x = _with_bounds(x, causal, window, q_offset)
+    x = Operands(arrays["q"], arrays["k"], arrays["v"], options.scale(softmax_scale, arrays["q"]))
+    x = _with_offset(options.with_window(x, causal, window), q_offset)
     x = _with_lengths(x, q_lengths, kv_lengths)
     x = _with_segments(x, q_segment_ids, kv_segment_ids)
-    x = _with_score_changes(x, softcap, sinks, bias, mask)
+    x = options.with_softmax_changes(_with_mask_and_bias(x, mask, bias), softcap, sinks)
     spec = AttentionSpec.of(x, layout=layout, deterministic=deterministic, implementation=implementation)
     out, lse = rules.attend(x, spec)
     out = out if layout == "BTNH" else _swap_seq_and_heads(out)
@@ -173,24 +164,10 @@ def _swap_seq_and_heads(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -3, -2) if x.ndim >= 3 else x
 
 
-def _scale(value: Any, q: jax.Array) -> jax.Array:
-    scale = 1 / math.sqrt(q.shape[-1]) if value is None else checks.positive("softmax_scale", value)
-    return jnp.asarray(scale, _softmax_dtype(q))
-
-
-def _softmax_dtype(q: jax.Array) -> Any:
-    return jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-
-
-def _with_bounds(x: Operands, causal: bool, window: Any, q_offset: Any) -> Operands:
-    left, right = checks.window(window)
-    right = 0 if causal else right
+def _with_offset(x: Operands, q_offset: Any) -> Operands:
     offset = None if q_offset is None else checks.offset(q_offset, x.batch)
-    return x._replace(
-        window_left=None if left is None else jnp.asarray(left, jnp.int32),
-        window_right=None if right is None else jnp.asarray(right, jnp.int32),
-        q_offset=None if left is None and right is None else offset,  # without a bound it would change nothing
-    )
+    is_bounded = x.window_left is not None or x.window_right is not None
+    return x._replace(q_offset=offset if is_bounded else None)  # without a bound it would change nothing
 
 
 def _with_lengths(x: Operands, q_lengths: Any, kv_lengths: Any) -> Operands:
@@ -208,11 +185,7 @@ def _with_segments(x: Operands, q_ids: Any, kv_ids: Any) -> Operands:
     return x._replace(q_segment_ids=q_ids, kv_segment_ids=kv_ids)
 
 
-def _with_score_changes(x: Operands, softcap: Any, sinks: Any, bias: Any, mask: Any) -> Operands:
+def _with_mask_and_bias(x: Operands, mask: Any, bias: Any) -> Operands:
     t, heads = x.q.shape[-3:-1]
     mask, bias = checks.mask_and_bias(mask, bias, (*x.batch, heads, t, x.k.shape[-3]))
-    if softcap is not None:
-        softcap = jnp.asarray(checks.positive("softcap", softcap), _softmax_dtype(x.q))
-    if sinks is not None:
-        sinks = checks.sinks(sinks, x.batch, heads).astype(_softmax_dtype(x.q))
-    return x._replace(softcap=softcap, sinks=sinks, bias=bias, mask=mask)
+    return x._replace(mask=mask, bias=bias)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 __all__ = [
+    "append",
     "array",
     "broadcastable",
     "choice",
@@ -24,14 +25,27 @@ __all__ = [
     "integers",
     "lengths",
     "mask_and_bias",
+    "max_seqlen",
     "offset",
+    "offsets",
+    "page_table",
+    "paged_queries",
+    "pages",
+    "parts",
     "positive",
     "query_key_value",
     "segment_ids",
+    "sequence_lengths",
     "sinks",
     "window",
 ]
 
+LETTERS = {
+    "BTNH": "[*batch, seq, heads, head_dim]",
+    "BNTH": "[*batch, heads, seq, head_dim]",
+    "packed": "[total, heads, head_dim]",
+}
+PAGES = "[num_pages, page_size, kv_heads, head_dim]"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
 LARGEST_POSITION = 2**30  # of windows and offsets, so that sums of three of them stay within int32
@@ -74,17 +88,20 @@ def choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
 
 
 def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
-    """Query, key and value in BTNH order, under the names that the user knows; `layout` is that of user's arrays."""
+    """Query, key and value in BTNH order, under the names that the user knows; `layout` is that of user's arrays.
+
+    "packed" is the layout without any batch axis.
+    """
     (q_name, q), (k_name, k), (v_name, v) = operands.items()
-    letters = "[*batch, seq, heads, head_dim]" if layout == "BTNH" else "[*batch, heads, seq, head_dim]"
+    letters = LETTERS[layout]
     for name, x in operands.items():
-        if x.dtype.name not in DTYPES:
-            fail(TypeError, f"{name} must be {_alternatives(DTYPES, quote=False)}", x.dtype.name)
+        _floating_dtype(name, x)
+        if layout == "packed" and x.ndim != 3:
+            fail(ValueError, f"{name} must have 3 axes {letters}", f"shape {x.shape}")
         if x.ndim < 3:
             fail(ValueError, f"{name} must have at least 3 axes {letters}", f"shape {_given(x, layout)}")
     for name, x in (k_name, k), (v_name, v):
-        if x.dtype != q.dtype:
-            fail(TypeError, f"{name} must have {q_name}'s dtype {q.dtype.name}", x.dtype.name, "cast one of them")
+        _dtype_of(name, x, q_name, q)
         if x.ndim != q.ndim:
             fail(ValueError, f"{name} must have {q.ndim} axes as {q_name}", f"shape {_given(x, layout)}")
         if x.shape[:-3] != q.shape[:-3]:
@@ -93,12 +110,69 @@ def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
         fail(ValueError, f"{v_name} must have {k_name}'s length {k.shape[-3]}", v.shape[-3])
     if v.shape[-2] != k.shape[-2]:
         fail(ValueError, f"{v_name} must have {k_name}'s {k.shape[-2]} heads", v.shape[-2])
-    if k.shape[-1] != q.shape[-1]:
-        fail(ValueError, f"{k_name} must have {q_name}'s head_dim {q.shape[-1]}", k.shape[-1])
-    q_heads, kv_heads = q.shape[-2], k.shape[-2]
-    if q_heads % kv_heads if kv_heads else q_heads:
-        hint = f"layout={layout!r} means {letters}"
-        fail(ValueError, f"{q_name} must have a multiple of {k_name}'s {kv_heads} heads", q_heads, hint)
+    _queries_of_keys(q_name, q, k_name, k, "" if layout == "packed" else f"layout={layout!r} means {letters}")
+
+
+def pages(operands: Mapping[str, jax.Array]) -> None:
+    """Pools of pages of keys and of values."""
+    (k_name, k), (v_name, v) = operands.items()
+    for name, x in operands.items():
+        _floating_dtype(name, x)
+        if x.ndim != 4:
+            fail(ValueError, f"{name} must have 4 axes {PAGES}", f"shape {x.shape}")
+    _dtype_of(v_name, v, k_name, k)
+    for axis, what in enumerate(("pages", "rows a page", "heads")):
+        if v.shape[axis] != k.shape[axis]:
+            fail(ValueError, f"{v_name} must have {k_name}'s {k.shape[axis]} {what}", v.shape[axis])
+    if 0 in k.shape[:2]:
+        fail(ValueError, f"{k_name} must have a page or more, and a row or more in each", f"shape {k.shape}")
+
+
+def paged_queries(q: jax.Array, k_pages: jax.Array, packed: bool) -> None:
+    """Queries of keys in pages: a padded batch of sequences, or a packed row of them."""
+    axes, letters = (3, LETTERS["packed"]) if packed else (4, "[batch, seq, heads, head_dim]")
+    _dtype_of("k_pages", k_pages, "q", q)
+    if q.ndim != axes:
+        hint = "" if packed else "one query a sequence is q[:, None], packed queries need cu_seqlens_q"
+        fail(ValueError, f"q must have {axes} axes {letters}", f"shape {q.shape}", hint)
+    _queries_of_keys("q", q, "k_pages", k_pages, "")
+
+
+def page_table(value: Any, num_sequences: int | None) -> jax.Array:
+    """[batch, pages] indices of pages, for as many sequences as there are queries of."""
+    x = _integer_dtype("page_table", array("page_table", value))
+    if x.ndim != 2:
+        fail(ValueError, "page_table must have 2 axes [batch, pages of a sequence]", f"shape {x.shape}")
+    if num_sequences is not None and x.shape[0] != num_sequences:
+        fail(ValueError, f"page_table must have a row for each of {num_sequences} sequences", x.shape[0])
+    return x.astype(jnp.int32)
+
+
+def append(k: jax.Array, v: jax.Array, k_pages: jax.Array, v_pages: jax.Array, packed: bool) -> None:
+    """New keys and values, in the form of the queries that they come with."""
+    axes, letters = (3, LETTERS["packed"]) if packed else (4, "[batch, seq, heads, head_dim]")
+    for (name, x), (pool_name, pool) in (("k", k), ("k_pages", k_pages)), (("v", v), ("v_pages", v_pages)):
+        _dtype_of(name, x, pool_name, pool)
+        if x.ndim != axes:
+            fail(ValueError, f"{name} must have {axes} axes {letters}", f"shape {x.shape}")
+        if x.shape[-2:] != pool.shape[-2:]:
+            what = f"{name} must have {pool_name}'s heads and head_dim {pool.shape[-2:]}"
+            fail(ValueError, what, x.shape[-2:])
+    if v.shape[:-2] != k.shape[:-2]:
+        fail(ValueError, f"v must have k's {axes - 2} first axes {k.shape[:-2]}", v.shape[:-2])
+
+
+def parts(outs: jax.Array, lses: jax.Array, layout: str) -> None:
+    """Partial results of attention, stacked along a first axis."""
+    letters = f"[parts, {LETTERS[layout][1:]}"
+    _floating_dtype("outs", outs)
+    _floating_dtype("lses", lses)
+    if outs.ndim < 4:
+        fail(ValueError, f"outs must have at least 4 axes {letters}", f"shape {outs.shape}")
+    *lead, a, b, _ = outs.shape
+    rows = (*lead, b, a) if layout == "BTNH" else (*lead, a, b)
+    if lses.shape != rows:
+        fail(ValueError, f"lses must have the shape [parts, *batch, heads, seq] = {rows}", lses.shape)
 
 
 def head_dims(operands: Mapping[str, jax.Array], step: int = 8) -> None:
@@ -159,7 +233,7 @@ def offset(value: Any, batch: tuple[int, ...]) -> jax.Array:
     return integers("q_offset", value if number is None else np.asarray(number, np.int32), batch, "[*batch]")
 
 
-def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int) -> jax.Array:
+def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int, letters: str = "[*batch]") -> jax.Array:
     """Lengths that broadcast to the batch; those given as numbers or by numpy must not exceed the array's length."""
     if _known_number(value) is not None:
         value = np.asarray(value)
@@ -167,7 +241,41 @@ def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int) -> jax.Ar
         for known in value.min(initial=0), value.max(initial=0):
             if not 0 <= known <= limit:
                 fail(ValueError, f"{name} must be from 0 to {limit}", known)
-    return integers(name, value, batch, "[*batch]")
+    return integers(name, value, batch, letters)
+
+
+def sequence_lengths(name: str, value: Any, num_sequences: int, limit: int, letters: str) -> jax.Array:
+    """A length for each of some sequences."""
+    return jnp.broadcast_to(lengths(name, value, (num_sequences,), limit, letters), (num_sequences,))
+
+
+def offsets(name: str, value: Any, total: int, num_sequences: int | None = None) -> jax.Array:
+    """Where each of some packed sequences begins, and the last one ends; those given by numpy must fit the array."""
+    x = _integer_dtype(name, array(name, value))
+    if x.ndim != 1 or not x.shape[0]:
+        fail(ValueError, f"{name} must have 1 axis, of one entry more than there are sequences", f"shape {x.shape}")
+    if num_sequences is not None and x.shape[0] != num_sequences + 1:
+        fail(ValueError, f"{name} must have {num_sequences + 1} entries, one more than sequences", x.shape[0])
+    if isinstance(value, np.ndarray) and isinstance(total, int):  # no symbolic length
+        if (np.diff(value.astype(np.int64)) < 0).any():
+            fail(ValueError, f"{name} must not descend", value.tolist())
+        for known in value[0].item(), value[-1].item():
+            if not 0 <= known <= total:
+                fail(ValueError, f"{name} must be from 0 to {total}", known)
+    return x.astype(jnp.int32)
+
+
+def max_seqlen(name: str, value: Any) -> None:
+    """A bound that a caller may know and nothing here depends on: a number or a traced one."""
+    if value is None:
+        return
+    number = _known_number(value)
+    if isinstance(number, float):
+        fail(TypeError, f"{name} must be None or an integer", number)
+    if number is None:
+        _integer_dtype(name, _rank_0(name, value, "None, an integer"))
+    elif number < 0:
+        fail(ValueError, f"{name} must be None or >= 0", number)
 
 
 def integers(name: str, value: Any, shape: tuple[int, ...], letters: str) -> jax.Array:
@@ -233,6 +341,19 @@ def broadcastable(name: str, x: jax.Array, shape: tuple[int, ...], letters: str)
     if not fits:
         fail(ValueError, f"{name} must broadcast to {letters} = {shape}", f"shape {x.shape}")
     return x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+
+
+def _dtype_of(name: str, x: jax.Array, of_name: str, of: jax.Array) -> None:
+    if x.dtype != of.dtype:
+        fail(TypeError, f"{name} must have {of_name}'s dtype {of.dtype.name}", x.dtype.name, "cast one of them")
+
+
+def _queries_of_keys(q_name: str, q: jax.Array, k_name: str, k: jax.Array, hint: str) -> None:
+    if k.shape[-1] != q.shape[-1]:
+        fail(ValueError, f"{k_name} must have {q_name}'s head_dim {q.shape[-1]}", k.shape[-1])
+    q_heads, kv_heads = q.shape[-2], k.shape[-2]
+    if q_heads % kv_heads if kv_heads else q_heads:
+        fail(ValueError, f"{q_name} must have a multiple of {k_name}'s {kv_heads} heads", q_heads, hint)
 
 
 def _full_last_axis(x: jax.Array, size: int) -> jax.Array:

@@ -10,11 +10,11 @@ __all__ = ["Operands"]
 
 
 class Operands(NamedTuple):
-    """Arrays of one call, in [*batch, seq, heads, head_dim] order whatever the memory layout; an absent operand is None.
+    """Arrays of one call, in [*batch, seq, heads, head_dim] order whatever the memory layout; an absent one is None.
 
     Any number of leading batch axes B (also none). Shape letters: T queries, S keys, N query heads, K kv heads,
-    D head dim of q and k, E head dim of v. Every operand but q, k and v may have 1 in place of any batch axis; bias and mask
-    also in place of N and T. A scalar has no axes, or the batch axes when `vmap` maps it.
+    D head dim of q and k, E head dim of v. Every operand but q, k and v may have 1 in place of any batch axis; bias and
+    mask also in place of N and T. A scalar has no axes, or the batch axes when `vmap` maps it.
 
     With cu_seqlens a batch entry is a row of L sequences, and lengths are [*B, L]: sequence l has the queries from
     cu_seqlens_q[l] on, as many as its length says but none of the next sequence's, and its keys likewise. Queries and

@@ -48,6 +48,9 @@ def _pack(form: Form, source: Vector, width: int) -> Pure:
     if width == 128:
         return form.pure(lambda low, high: np.stack([low, high]), outputs, inputs)
     dtype = UNSIGNED[width]
+    if len(source.items) == 2:
+        shift = dtype(part)
+        return form.pure(lambda low, high: high.astype(dtype) << shift | low, outputs, inputs)
 
     def pack(*parts):
         return np.stack(parts, axis=1).reshape(-1).view(dtype)
@@ -65,6 +68,8 @@ def _unpack(form: Form, destination: Vector, width: int) -> Pure:
     dtype = UNSIGNED[part]
     if count == 1:
         return form.pure(_copy, outputs, inputs)
+    if count == 2:
+        return form.pure(lambda a: (a.view(dtype)[::2], a.view(dtype)[1::2]), outputs, inputs)
     return form.pure(lambda a: tuple(a.view(dtype).reshape(32, count).T), outputs, inputs)
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_fa4.blockwise.heads import accumulator_dtype, join_heads, join_rows, sink_rows, split_heads
-from jax_fa4.blockwise.keys import KeyBlocks
-from jax_fa4.blockwise.mask import padded_rows
-from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, own_settings, scaled_queries, scores
+from jax_fa4.blockwise.mask import if_seen, padded_rows, spans
+from jax_fa4.blockwise.packed import row_blocks, row_tile
+from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, key_blocks, own_settings, scaled_queries, scores
 from jax_fa4.operands import Operands
 
 __all__ = ["forward"]
@@ -30,12 +30,20 @@ def forward(x: Operands) -> tuple[jax.Array, jax.Array]:
 
     A row without a visible key has out 0 and lse -inf, or its sink; a row beyond q_lengths has out 0 and lse -inf.
     """
+    tiles = row_blocks(x)
+    if tiles is None:
+        return _forward(x)
+    out, lse = jax.lax.map(lambda first: _forward(row_tile(x, tiles, first)), tiles.firsts)
+    return tiles.join(out, axis=-3), tiles.join(lse, axis=-1)
+
+
+def _forward(x: Operands) -> tuple[jax.Array, jax.Array]:
     dtype, kv_heads = accumulator_dtype(x), x.k.shape[-2]
-    blocks = KeyBlocks.of(x.k.shape[-3])
+    blocks, within = key_blocks(x), spans(x)
     q = scaled_queries(split_heads(x.q, kv_heads).astype(dtype), x.softmax_scale)
 
-    def step(state: Softmax, first: jax.Array) -> tuple[Softmax, None]:
-        block = key_block(x, blocks, first)
+    def after(state: Softmax, first: jax.Array) -> Softmax:
+        block = key_block(x, within, blocks, first)
         s = scores(ScoreInputs(q, block.k, x.softcap, block.bias), block.visible)
         row_max = jnp.maximum(state.row_max, s.max(axis=-1, initial=-jnp.inf))
         shift = jnp.where(
@@ -45,7 +53,10 @@ def forward(x: Operands) -> tuple[jax.Array, jax.Array]:
         rescale = jnp.exp(state.row_max - shift)
         row_sum = rescale * state.row_sum + p.sum(axis=-1)
         acc = rescale[..., None] * state.acc + contract("...kgts,...ske->...kgte", p, block.v)
-        return Softmax(row_max, row_sum, acc), None
+        return Softmax(row_max, row_sum, acc)
+
+    def step(state: Softmax, first: jax.Array) -> tuple[Softmax, None]:
+        return if_seen(x, within, blocks, first, lambda: after(state, first), lambda: state), None
 
     state, _ = jax.lax.scan(step, _initial(x, q), blocks.firsts)
     out = state.acc / jnp.where(state.row_sum == 0, 1, state.row_sum)[..., None]

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_fa4.blockwise.blocks import Blocks
 from jax_fa4.blockwise.heads import accumulator_dtype, split_heads, split_rows
 from jax_fa4.operands import Operands
 
-__all__ = ["Results", "Rows", "forward_rows", "sink_weights"]
+__all__ = ["Results", "Rows", "forward_rows", "row_results", "sink_weights"]
 
 
 class Results(NamedTuple):
@@ -26,6 +27,11 @@ class Rows(NamedTuple):
     out: jax.Array  # [*B, K, G, T, E]
     lse: jax.Array  # [*B, K, G, T], 0 where live is False: all scores are -inf there, and exp(-inf - 0) = 0
     live: jax.Array  # [*B, K, G, T], whether the row has a key or a sink
+
+
+def row_results(saved: Results, blocks: Blocks, first: jax.Array) -> Results:
+    """The results of one block of queries."""
+    return Results(blocks.slice(saved.out, first, axis=-3), blocks.slice(saved.lse, first, axis=-1))
 
 
 def forward_rows(x: Operands, saved: Results) -> Rows:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jax_fa4.blockwise.blocks import Blocks
 from jax_fa4.blockwise.heads import accumulator_dtype, per_batch, split_bias_heads
-from jax_fa4.blockwise.keys import KeyBlocks
-from jax_fa4.blockwise.mask import seen_keys, visible
+from jax_fa4.blockwise.mask import Spans, seen_keys, visible
+from jax_fa4.blockwise.pages import rows_of_pages
 from jax_fa4.operands import Operands
 
-__all__ = ["KeyBlock", "ScoreInputs", "contract", "key_block", "own_settings", "scaled_queries", "scores"]
+__all__ = ["KeyBlock", "ScoreInputs", "contract", "key_block", "key_blocks", "own_settings", "scaled_queries", "scores"]
 
 R = TypeVar("R")
 
@@ -37,11 +38,16 @@ class ScoreInputs(NamedTuple):
     bias: jax.Array | None  # as in KeyBlock
 
 
-def key_block(x: Operands, blocks: KeyBlocks, first: jax.Array) -> KeyBlock:
+def key_blocks(x: Operands) -> Blocks:
+    """The cut of the keys; pages stay whole."""
+    return Blocks.of(x.seqlen_k, step=1 if x.page_table is None else x.k.shape[-3])
+
+
+def key_block(x: Operands, within: Spans | None, blocks: Blocks, first: jax.Array) -> KeyBlock:
     """The block that owns the keys from `first`."""
     dtype = accumulator_dtype(x)
-    see = visible(x, blocks, first)
-    k, v = (blocks.slice(a, first, axis=-3).astype(dtype) for a in (x.k, x.v))
+    see = visible(x, within, blocks, first)
+    k, v = (_rows(x, a, blocks, first).astype(dtype) for a in (x.k, x.v))
     if see is not None:
         seen = seen_keys(see)
         k, v = jnp.where(seen, k, 0), jnp.where(seen, v, 0)
@@ -49,6 +55,12 @@ def key_block(x: Operands, blocks: KeyBlocks, first: jax.Array) -> KeyBlock:
     if x.bias is not None:
         bias = split_bias_heads(blocks.slice(x.bias, first, axis=-1), x).astype(dtype)
     return KeyBlock(k, v, bias, see)
+
+
+def _rows(x: Operands, a: jax.Array, blocks: Blocks, first: jax.Array) -> jax.Array:
+    if x.page_table is None:
+        return blocks.slice(a, first, axis=-3)
+    return rows_of_pages(a, x.page_table, blocks, first)
 
 
 def scores(of: ScoreInputs, visible: jax.Array | None) -> jax.Array:

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_fa4.blockwise.heads import accumulator_dtype, join_heads, join_rows, sink_rows, split_heads
-from jax_fa4.blockwise.keys import KeyBlocks
-from jax_fa4.blockwise.rows import Results, forward_rows, sink_weights
-from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, own_settings, scaled_queries, scores
+from jax_fa4.blockwise.mask import if_seen, spans
+from jax_fa4.blockwise.packed import row_blocks, row_tile
+from jax_fa4.blockwise.rows import Results, forward_rows, row_results, sink_weights
+from jax_fa4.blockwise.scores import ScoreInputs, contract, key_block, key_blocks, own_settings, scaled_queries, scores
 from jax_fa4.operands import Operands
 
 __all__ = ["tangent"]
@@ -20,8 +21,21 @@ def tangent(x: Operands, saved: Results, tangents: dict[str, jax.Array]) -> Resu
 
     d lse = sum_j p ds,    d out = sum_j p ds v + p dv - out d lse,    with p = exp(s - lse)
     """
+    tiles = row_blocks(x)
+    if tiles is None:
+        return _tangent(x, saved, tangents)
+
+    def tile(first: jax.Array) -> Results:
+        dq = {"q": tiles.slice(tangents["q"], first, axis=-3)}
+        return _tangent(row_tile(x, tiles, first), row_results(saved, tiles, first), tangents | dq)
+
+    out, lse = jax.lax.map(tile, tiles.firsts)
+    return Results(tiles.join(out, axis=-3), tiles.join(lse, axis=-1))
+
+
+def _tangent(x: Operands, saved: Results, tangents: dict[str, jax.Array]) -> Results:
     dtype, kv_heads = accumulator_dtype(x), x.k.shape[-2]
-    blocks = KeyBlocks.of(x.k.shape[-3])
+    blocks, within = key_blocks(x), spans(x)
     rows = forward_rows(x, saved)
     dx = x._replace(bias=None)._replace(**tangents)
     split = [split_heads(a, kv_heads).astype(dtype) for a in (x.q, dx.q)]
@@ -31,7 +45,7 @@ def tangent(x: Operands, saved: Results, tangents: dict[str, jax.Array]) -> Resu
 
     @jax.checkpoint  # for second order: keeps no [T, keys] array of a block
     def block_tangents(first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        block, moved = key_block(x, blocks, first), key_block(dx, blocks, first)
+        block, moved = key_block(x, within, blocks, first), key_block(dx, within, blocks, first)
         dbias = jnp.zeros_like(block.bias) if moved.bias is None and block.bias is not None else moved.bias
         of = ScoreInputs(q, block.k, x.softcap, block.bias)
         s, ds = jax.jvp(lambda of: scores(of, block.visible), (of,), (ScoreInputs(dq, moved.k, dcap, dbias),))
@@ -41,8 +55,11 @@ def tangent(x: Operands, saved: Results, tangents: dict[str, jax.Array]) -> Resu
         return p_ds.sum(axis=-1), dacc
 
     def step(sums: tuple[jax.Array, jax.Array], first: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        dlse, dacc = block_tangents(first)
-        return (sums[0] + dlse, sums[1] + dacc), None
+        def after() -> tuple[jax.Array, jax.Array]:
+            dlse, dacc = block_tangents(first)
+            return sums[0] + dlse, sums[1] + dacc
+
+        return if_seen(x, within, blocks, first, after, lambda: sums), None
 
     (dlse, dacc), _ = jax.lax.scan(step, (jnp.zeros_like(rows.lse), jnp.zeros_like(rows.out)), blocks.firsts)
     if "sinks" in tangents:

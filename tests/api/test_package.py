@@ -20,7 +20,11 @@ def python(code: str) -> str:
 def test_the_public_names_are():
     assert set(jax_fa4.__all__) == {
         "__version__",
+        "append_kv",
         "attention",
+        "attention_paged",
+        "attention_varlen",
+        "combine",
         "dot_product_attention",
         "export_disabled_checks",
         "target_arch",

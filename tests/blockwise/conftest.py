@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jax_fa4 import blockwise, testing
-from jax_fa4.blockwise import keys
+from jax_fa4.blockwise import blocks
 from jax_fa4.operands import Operands
 
-BLOCK_KEYS = 4
+BLOCK = 4
 forward_jit = jax.jit(blockwise.forward)
 backward_jit = jax.jit(blockwise.backward, static_argnums=3)
 tangent_jit = jax.jit(blockwise.tangent)
@@ -22,7 +22,7 @@ tangent_jit = jax.jit(blockwise.tangent)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "BLOCK_KEYS", BLOCK_KEYS)
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jax_fa4 import testing
-from jax_fa4.blockwise.keys import KeyBlocks
-from jax_fa4.blockwise.mask import seen_keys, visible
+from jax_fa4.blockwise.blocks import Blocks
+from jax_fa4.blockwise.mask import seen_keys, spans, visible
 from jax_fa4.testing import Cell
 
 CELLS = [
@@ -30,36 +30,38 @@ CELLS = [
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_blocks_joined_are_the_mask_written_out(cell, operands):
-    x, blocks = operands(cell), KeyBlocks.of(cell.keys)
+    x, blocks = operands(cell), Blocks.of(cell.keys)
     shape = (*cell.batch, cell.kv_heads, cell.group, cell.q, blocks.size)
 
     @jax.jit
     def joined(x):
-        parts = [jnp.broadcast_to(visible(x, blocks, first), shape) for first in blocks.firsts]
+        parts = [jnp.broadcast_to(visible(x, spans(x), blocks, first), shape) for first in blocks.firsts]
         return blocks.join(jnp.stack(parts), axis=-1).reshape(*cell.batch, cell.heads, cell.q, cell.keys)
 
     np.testing.assert_array_equal(joined(x), testing.visible(testing.random(cell)))
 
 
 def test_nothing_is_masked_without_bounds_and_remainder(operands):
-    x, blocks = operands(Cell(q=7, k=8)), KeyBlocks.of(8)
-    assert visible(x, blocks, blocks.firsts[1]) is None
+    x, blocks = operands(Cell(q=7, k=8)), Blocks.of(8)
+    assert visible(x, spans(x), blocks, blocks.firsts[1]) is None
 
 
 def test_the_largest_integers_are_no_bound(operands):
     largest = jnp.int32(2**31 - 1)
     x = operands(Cell(q=7, k=4))._replace(window_left=largest, window_right=largest)
-    blocks = KeyBlocks.of(4)
+    blocks = Blocks.of(4)
     for q_offset in (None, -100, 100):
         at = None if q_offset is None else jnp.full(2, q_offset, jnp.int32)
-        assert visible(x._replace(q_offset=at), blocks, jnp.int32(0)).all()
+        at_offset = x._replace(q_offset=at)
+        assert visible(at_offset, spans(at_offset), blocks, jnp.int32(0)).all()
 
 
 def test_an_extreme_offset_does_not_wrap_around(operands):
-    blocks = KeyBlocks.of(4)
+    blocks = Blocks.of(4)
     x = operands(Cell(q=7, k=4, causal=True))
-    assert visible(x._replace(q_offset=jnp.full(2, 2**31 - 1, jnp.int32)), blocks, jnp.int32(0)).all()
-    assert not visible(x._replace(q_offset=jnp.full(2, -(2**31), jnp.int32)), blocks, jnp.int32(0)).any()
+    far, before = (x._replace(q_offset=jnp.full(2, offset, jnp.int32)) for offset in (2**31 - 1, -(2**31)))
+    assert visible(far, spans(far), blocks, jnp.int32(0)).all()
+    assert not visible(before, spans(before), blocks, jnp.int32(0)).any()
 
 
 def test_a_key_is_seen_if_any_query_of_any_head_of_its_group_sees_it():

@@ -99,7 +99,7 @@ def test_cotangents_of_rows_without_a_key_may_hold_anything(operands, forward, b
     jax.tree.map(np.testing.assert_array_equal, backward(x, saved, dirty, *WRT), backward(x, saved, ones, *WRT))
 
 
-@pytest.mark.parametrize("sink", [-np.inf, -1e30, 1e30])
+@pytest.mark.parametrize("sink", [-np.inf, 1e30])
 def test_a_sink_far_from_all_scores_is_everything_or_nothing(sink, operands, both):
     x = operands(Cell(q=5, k=9))
     (out, lse), gradients = both(x._replace(sinks=np.full((1, 2), sink)))
