@@ -46,7 +46,7 @@ CELLS = [
     *(Cell(**{**BASE, "head_dim": d, "head_dim_v": e, "q": 200, "k": 333, "causal": True}) for d, e in HEAD_DIMS),
     *(
         Cell(**{**BASE, "head_dim": d, "q": q, "k": k})
-        for d, (q, k) in itertools.product((80, 96, 192, 256), ((1, 1), (127, 129), (1000, 1111)))
+        for d, (q, k) in itertools.product((80, 96, 192, 256), ((3, 63), (127, 129), (1000, 1111)))
     ),
     Cell(**{**BASE, "bias": "full", "mask": "keys", "batch": (2, 3), "kv_heads": 3}),
     Cell(**{**BASE, "layout": "BNTH", "segments": 3, "head_dim": 72}),
