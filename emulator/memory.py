@@ -31,6 +31,7 @@ SMEM_LIMIT = 227 * 1024  # dynamic bytes a CTA may have, sm_90 and sm_100
 SHARED_WINDOW = 0x7A00_0000_0000  # generic address of shared address 0
 LOCAL_WINDOW = 0x7B00_0000_0000
 PARAM_WINDOW = 0x7C00_0000_0000
+CELL_BYTES = 4  # of shadow memory
 GLOBAL_BASE = 0x7F00_0000_0000
 GLOBAL_GUARD = 1 << 20  # bytes between buffers that belong to none
 
@@ -175,7 +176,10 @@ class SharedMemory:
         self._check(offsets, size * count, what)
         if self.check_races:
             cells = self._cells(offsets, size * count)
-            self.shadow.check_write(cells, clock.times, what=what)
+            if size * count < CELL_BYTES:
+                self.shadow.check_free(cells, what)  # other bytes of the cell may be anybody's
+            else:
+                self.shadow.check_write(cells, clock.times, what=what)
             self.shadow.mark_write(cells, clock.agent, clock.epoch)
         self.views[size][(offsets // size)[:, None] + np.arange(count)] = values
 

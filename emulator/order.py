@@ -117,7 +117,7 @@ class Shadow:
 
         Those of the generic proxy also fenced if `by_async`.
         """
-        self._check_free(cells, what)
+        self.check_free(cells, what)
         if not self.written[cells].all():
             raise self._fault(
                 "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
@@ -133,7 +133,7 @@ class Shadow:
 
     def check_write(self, cells: Cells, times: Times, *, what: str) -> None:
         """Earlier reads and writes of the cells happened before."""
-        self._check_free(cells, what)
+        self.check_free(cells, what)
         self._check_writes_happened(cells, times, False, what)
         used = len(self._column_of_agent)
         if used:
@@ -157,7 +157,8 @@ class Shadow:
         """The copy has landed."""
         self.busy[cells] = FREE
 
-    def _check_free(self, cells: Cells, what: str) -> None:
+    def check_free(self, cells: Cells, what: str) -> None:
+        """No copy is on its way into the cells, and no mbarrier lives there."""
         busy = self.busy[cells]
         if busy.any():
             flying = busy == IN_FLIGHT

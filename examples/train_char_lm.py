@@ -150,17 +150,17 @@ def implementation(dtype: jnp.dtype) -> str:
     if config is None:
         return f"blockwise JAX: {why_unsupported(spec, arch)}"
     cubin = cubins.get(config)
-    return f"{arch} cubin {cubin.key[:12]}, {len(cubin.image):,} bytes; its gradient in blockwise JAX"
+    return f"{arch} cubin {cubin.key[:12]}, {len(cubin.image):,} bytes, for the forward"
 
 
 def main() -> None:
     """Trains, reports, writes."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000 if on_gpu else 1000)
-    parser.add_argument("--layers", type=int, default=8 if on_gpu else 2)
-    parser.add_argument("--heads", type=int, default=8 if on_gpu else 2, help=f"of {HEAD_DIM} features each")
-    parser.add_argument("--length", type=int, default=1024 if on_gpu else 64, help="characters the model sees")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--layers", type=int, default=6 if on_gpu else 2)
+    parser.add_argument("--heads", type=int, default=6 if on_gpu else 2, help=f"of {HEAD_DIM} features each")
+    parser.add_argument("--length", type=int, default=512 if on_gpu else 64, help="characters the model sees")
     parser.add_argument("--batch", type=int, default=32 if on_gpu else 8)
     args = parser.parse_args()
 

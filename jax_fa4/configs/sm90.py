@@ -29,9 +29,25 @@ FORWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2),
 }
-WITH_DENSE = {  # a mask or a bias array takes registers for addresses and for what is on its way
+# Rows that keep features from spilling: what they need of a thread's registers, its accumulators must leave.
+SEGMENTS = {
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
+    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2),
+    **FORWARD,
+}
+SOFTCAP = {
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+}
+DENSE = {  # a mask or a bias array
     (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
     (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+}
+DENSE_AND_SOFTCAP = {
+    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 
@@ -40,7 +56,7 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
     """The forward kernel of a spec, or None where there is none."""
     if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
         return None
-    row = _row(WITH_DENSE if spec.mask.has_dense or spec.bias_dtype else FORWARD, spec)
+    row = _row(spec)
     if row is None:
         return None
     mask = spec.mask
@@ -64,7 +80,12 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
     )
 
 
-def _row(table: dict[tuple[int, int], Row], spec: AttentionSpec) -> Row | None:
+def _row(spec: AttentionSpec) -> Row | None:
+    table = SEGMENTS if spec.mask.has_segments else FORWARD
+    if spec.has_softcap:
+        table = SOFTCAP
+    if spec.mask.has_dense or spec.bias_dtype:
+        table = DENSE_AND_SOFTCAP if spec.has_softcap else DENSE
     fits = (row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e)
     return next(fits, None)
 

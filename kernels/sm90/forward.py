@@ -394,7 +394,7 @@ class ForwardSm90:
                 self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
             pipes.q.wait_and_advance()  # the Q tile has landed
             if cutlass.const_expr(work.logits.negative is not None):
-                if work.logits.negative:
+                if work.logits.negative:  # noqa: SIM102 -- one condition is known at compile time, the other is not
                     self.negate_q(smem, wg)
             pipes = self.first_step(fragments, pipes, work, wg)
             if cutlass.const_expr(self.config.has_kv_lengths):

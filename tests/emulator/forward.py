@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_fa4.configs import KernelConfig, MapParam, PointerParam, ScalarParam
-from jax_fa4.emulator.launch import Buffer, Launch, Options, TensorMap
+from jax_fa4.emulator.launch import Buffer, Launch, Options, Parameter, TensorMap
 from jax_fa4.emulator.run import Result, run
 
 LANES_OF_NAME = {"bfloat16": "bf16", "float16": "f16"}
@@ -49,13 +49,19 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
             for axis, size in enumerate(shape[:3]):
                 stride = int(np.prod(shape[axis + 1 :])) if size > 1 else 0
                 sizes[f"{name}_{('batch', 'head', 'row')[axis]}_stride"] = stride
-    params = tuple(_parameter(param, arrays, sizes) for param in config.params)
+    params = parameters(config, arrays, sizes)
     tiles = -(-q_len // config.tile_m) * q_heads * batch
     shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
     return shape, out, lse
 
 
-def _parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
+def parameters(config, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> tuple[Parameter, ...]:
+    """What `config.params` lists, bound to arrays [batch, length, heads, head_dim] and numbers by name."""
+    return tuple(parameter(param, arrays, sizes) for param in config.params)
+
+
+def parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
+    """A kernel parameter as the emulator takes it, from arrays and extents by name."""
     if isinstance(param, PointerParam):
         return Buffer(arrays[param.name])
     if isinstance(param, ScalarParam):

@@ -65,9 +65,9 @@ def window_of(x) -> tuple[int | None, int | None]:
     return left, 0 if x.get("causal") else right
 
 
-def config_of(cell: Cell, x) -> KernelConfig:
+def spec_of(cell: Cell, x) -> AttentionSpec:
     left, right = window_of(x)
-    spec = AttentionSpec(
+    return AttentionSpec(
         dtype=cell.dtype,
         head_dim=cell.head_dim,
         head_dim_v=cell.value_dim,
@@ -85,7 +85,10 @@ def config_of(cell: Cell, x) -> KernelConfig:
         has_sinks="sinks" in x,
         bias_dtype=str(x["bias"].dtype) if "bias" in x else None,
     )
-    config = forward_config(spec, "sm_90a")
+
+
+def config_of(cell: Cell, x) -> KernelConfig:
+    config = forward_config(spec_of(cell, x), "sm_90a")
     assert config is not None
     return config
 

@@ -191,5 +191,17 @@ def test_overwriting_what_another_warp_may_still_read_is_a_race():
     assert caught.value.check == "race"
 
 
+def test_warps_may_write_different_halves_of_a_word():
+    body = """
+    shr.u32 %r2, %r0, 5; mad.lo.u32 %r2, %r2, 2, %r1; setp.eq.u32 %p1, %r0, 0; setp.eq.u32 %p2, %r0, 32;
+    or.pred %p1, %p1, %p2; cvt.u16.u32 %h1, %r0;
+    @%p1 st.shared.b16 [%r2], %h1;
+    bar.sync 0;
+    ld.shared.b32 %r3, [%r1]; st.global.b32 [%d1], %r3;
+    """
+    zero = np.zeros(1, np.uint32)
+    assert run(body, zero, zero.copy(), threads=64, smem=64).tolist() == [32 << 16]
+
+
 def test_race_checks_can_be_turned_off():
     race("", "", Options(check_races=False))

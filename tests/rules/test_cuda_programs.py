@@ -187,9 +187,17 @@ def test_a_call_without_a_kernel_says_why(options, shape, dtype, reason):
 
 
 def test_every_feature_at_once_is_one_call_of_a_kernel():
-    options = {"softcap": 3.0, "window": (9, 2), "q_offset": 1, "q_lengths": np.array([3, 4]), "mask": np.ones((5, 5), bool)}
+    options = {
+        "softcap": 3.0,
+        "window": (9, 2),
+        "q_offset": 1,
+        "q_lengths": np.array([3, 4]),
+        "mask": np.ones((5, 5), bool),
+    }
     q = (2, 5, 4, 72)
-    assert lowered(functools.partial(jax_fa4.attention, implementation="kernel", **options), q, q, q).count(launcher.TARGET)
+    assert lowered(functools.partial(jax_fa4.attention, implementation="kernel", **options), q, q, q).count(
+        launcher.TARGET
+    )
 
 
 def test_asking_for_xla_is_silent():
