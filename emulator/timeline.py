@@ -78,13 +78,14 @@ class Timeline:
         from matplotlib.figure import Figure
 
         starts, names = self.starts(), names or {}
-        rows = {key: row for row, key in enumerate(sorted({item.warp for item in (*self.slices, *self.spans)}))}
+        warps = {item.warp for item in self.slices} | {span.warp for span in self.spans}
+        rows = {key: row for row, key in enumerate(sorted(warps))}
         figure = Figure(figsize=(14, 1 + 0.3 * len(rows)), layout="constrained")
         axes: Any = figure.subplots()
         for item in self.slices:
             axes.broken_barh([(starts[item.turn], item.instructions)], (rows[item.warp] + 0.1, 0.8), color="0.8")
         for color, on in enumerate(sorted({span.on for span in self.spans})):
-            label = names.get(on, on)
+            label: str | None = names.get(on, on)
             for span in (span for span in self.spans if span.on == on):
                 begin, end = starts[span.first + 1], starts[span.last]
                 width = max(end - begin, 1)
