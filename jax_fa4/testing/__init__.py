@@ -15,14 +15,18 @@ Nothing here is fast: whole score matrices are made, in float64. Shape letters a
 
 from jax_fa4.testing.bounds import error_bound
 from jax_fa4.testing.cells import Cell, np_dtype, random
+from jax_fa4.testing.packed import attention_paged, attention_varlen, gradients_varlen
 from jax_fa4.testing.reference import Forward, attention, gradients, rounded, rounded_gradients, visible
 
 __all__ = [
     "Cell",
     "Forward",
     "attention",
+    "attention_paged",
+    "attention_varlen",
     "error_bound",
     "gradients",
+    "gradients_varlen",
     "np_dtype",
     "random",
     "rounded",
