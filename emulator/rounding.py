@@ -72,7 +72,15 @@ def fma(a: Floats, b: Floats, c: Floats, mode: str = "rn") -> Floats:
         risky |= np.abs(y) <= SMALLEST_NORMAL  # ... which lies elsewhere for subnormal results
         if not risky.any():
             return y
-    return to_float32(*two_sum(p, c), mode)
+    return _sum(p, c, mode)
+
+
+def _sum(a: Floats, b: Floats, mode: str) -> Floats:
+    """a + b of float64, rounded once to float32."""
+    y = to_float32(*two_sum(a, b), mode)
+    if mode == "rm":  # where terms cancel, zero is negative
+        y = np.where((a + b == 0) & (np.signbit(a) | np.signbit(b)), np.float32(-0.0), y)
+    return y
 
 
 def directed(function: Callable[[Floats, Floats], Floats], mode: str) -> Callable[[Floats, Floats], Floats]:
@@ -84,7 +92,7 @@ def directed(function: Callable[[Floats, Floats], Floats], mode: str) -> Callabl
         a, b = a.astype(np.float64), b.astype(np.float64)
         if function is np.multiply:
             return to_float32(a * b, np.zeros_like(a), mode)
-        return to_float32(*two_sum(a, -b if function is np.subtract else b), mode)
+        return _sum(a, -b if function is np.subtract else b, mode)
 
     return rounded
 

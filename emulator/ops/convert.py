@@ -68,16 +68,16 @@ def _to_half(x, name: str, *, satfinite: bool, relu: bool, mode: str):
 def _cut(x, name: str):
     """Towards zero to what the 16-bit type can hold."""
     if name == "bf16":
-        return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return np.where(np.isnan(x), x, (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
     y = x.astype(np.float16)
     too_far = np.abs(y.astype(np.float32)) > np.abs(x)
     return np.where(too_far, np.nextafter(y, np.float16(0)), y).astype(np.float32)
 
 
 def _to_tf32(x):
-    """10 fraction bits, ties away from zero."""
+    """10 fraction bits, ties away from zero; infinities and NaN lose the other bits, so that a NaN may end as one."""
     bits = x.view(np.uint32)
-    return np.where(np.isfinite(x), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
+    return np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) & np.uint32(0xFFFFE000)
 
 
 def _to_integer(x, kind: str):

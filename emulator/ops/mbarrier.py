@@ -44,10 +44,11 @@ def init(form: Form) -> Effect:
     where, count = form.shared(0), form.src(1, "u32")
 
     def execute(warp: Warp, lanes: Lanes) -> None:
-        for lane in lanes.index:
-            address = int(where.at(warp)[lane])
+        addresses, counts = where.at(warp)[lanes.mask].tolist(), warp.v[count][lanes.mask].tolist()
+        # lanes that do the same at the same time do it once: known-good kernels initialise with a whole warp
+        for address, expected in dict.fromkeys(zip(addresses, counts, strict=True)):
             cta = owner_of(warp, np.array([address]), "mbarrier.init", own_only=True)
-            cta.mbarriers.init(address & 0xFFFFFF, int(warp.v[count][lane]), warp.clock)
+            cta.mbarriers.init(address & 0xFFFFFF, expected, warp.clock)
 
     return form.effect(execute)
 

@@ -264,6 +264,8 @@ def _to_global(form: Form, operation: str | None, what: str) -> Effect:
                 raise Fault("tensor map", f"{what} of {bound.map.dtype} elements")
             cta = owner_of(warp, addresses[lane : lane + 1], what, own_only=True)
             offset = int(addresses[lane]) & OFFSET_MASK
+            if min(coordinates) < 0:  # an illegal instruction on hardware
+                raise Fault("tensor map", f"{what} that starts at negative coordinates {coordinates}", lane=lane)
             box = Box(bound=bound, coordinates=coordinates, cta=cta, offset=offset, what=what)
             _issue_store(warp, lane, box, operation)
 

@@ -67,6 +67,8 @@ class Multiply:
         if d_bits is not None:
             c = (number.F32 if self.accumulator == "f32" else number.F16).decode(d_bits)
         precision = mma.FP8_WGMMA if self.a.element_bytes == 1 else mma.PRECISE
+        if self.accumulator == "f16":  # rounded once, from all bits of the sum
+            precision = dataclasses.replace(precision, result_bits=mma.PRECISE.result_bits)
         d = mma.multiply_accumulate(a, b, c, formats=(self.a, self.b), precision=precision, is_exact=is_exact)
         return d if self.accumulator == "f32" else mma.to_float16(d)
 

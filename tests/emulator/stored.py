@@ -41,8 +41,10 @@ class Stored:
         return arrays
 
 
-def bind(parameter: Map | str, buffers: dict[str, Buffer]) -> Buffer | TensorMap:
+def bind(parameter: Map | str | int, buffers: dict[str, Buffer]) -> Buffer | TensorMap | bytes:
     """A parameter of a case as the emulator takes it."""
+    if isinstance(parameter, int):
+        return np.int32(parameter).tobytes()
     if isinstance(parameter, str):
         return buffers[parameter]
     return TensorMap(

@@ -111,6 +111,13 @@ def test_bytes_may_complete_before_they_are_expected():
     assert run(body)[0] == 1
 
 
+def test_a_whole_warp_may_initialise_a_barrier_at_once():
+    body = "@!%p9 mbarrier.init.shared.b64 [%r1+8], 1; bar.sync 0; @%p0 mbarrier.arrive.shared.b64 _, [%r1+8];"
+    run(body + wait(0, "A").replace("[%r1]", "[%r1+8]"))
+    with pytest.raises(ExecutionError, match="which is live"):
+        run("add.u32 %r5, %r0, 1; @!%p9 mbarrier.init.shared.b64 [%r1+8], %r5;")
+
+
 def test_invalidated_bytes_are_data_again():
     run("@%p0 mbarrier.inval.shared.b64 [%r1]; @%p0 st.shared.b32 [%r1], 3;")
 

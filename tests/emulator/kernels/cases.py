@@ -16,12 +16,16 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Map:
-    """A tensor map of a whole contiguous array; `dims`, `strides` and `box` innermost first, strides in bytes."""
+    """A tensor map of a whole contiguous array; `dims`, `strides` and `box` innermost first, strides in bytes.
+
+    `order` lists the dimensions as memory has them, the fastest first, where that isn't their own order.
+    """
 
     array: str
     dtype: str
     dims: tuple[int, ...]
     box: tuple[int, ...]
+    order: tuple[int, ...] = ()
     swizzle: str = "none"
     fills_nan: bool = False
 
@@ -29,34 +33,37 @@ class Map:
     def strides(self) -> tuple[int, ...]:
         """Bytes, of all dimensions but the innermost."""
         size = {"u8": 1, "bf16": 2, "f16": 2, "f32": 4}[self.dtype]
-        return tuple(int(np.prod(self.dims[: i + 1])) * size for i in range(len(self.dims) - 1))
+        order = self.order or tuple(range(len(self.dims)))
+        faster = [order[: order.index(i)] for i in range(1, len(self.dims))]
+        return tuple(int(np.prod([self.dims[j] for j in dims])) * size for dims in faster)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One launch of what `build.py` makes of `kernel` and `options`; a parameter is a map or the name of an array."""
+    """One launch of what `build.py` makes of `kernel` and `options`.
+
+    A parameter is a map, the address of an array (its name), or a 32-bit integer.
+    """
 
     name: str
     arch: str = "sm_90a"
     kernel: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     make: Callable[[np.random.Generator], Arrays]
-    params: tuple[Map | str, ...]
+    params: tuple[Map | str | int, ...]
     outputs: tuple[str, ...]
     grid: tuple[int, int, int] = (1, 1, 1)
     cluster: tuple[int, int, int] = (1, 1, 1)
+    threads: int = 128  # of a CTA
+    dynamic_smem: int | None = None  # bytes of a CTA; None: as much as all feature kernels take
     relative_error: float = 0.0  # allowed by the instruction's documentation; 0: compared bit by bit
     absolute_error: float = 0.0
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return 128
+    is_refused: bool = False  # hardware stops with an error
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return SMEM_BYTES[self.arch]
+        return SMEM_BYTES[self.arch] if self.dynamic_smem is None else self.dynamic_smem
 
     def arrays(self) -> Arrays:
         """Inputs and initial outputs, always the same."""
@@ -70,7 +77,9 @@ def bits(rng: np.random.Generator, *shape: int, dtype: Any = np.uint32) -> np.nd
 # copies
 
 
-def tma_copy(swizzle: int, dtype: str, fills_nan: bool = False) -> Case:
+def tma_copy(swizzle: int, dtype: str, *, fills_nan: bool = False, is_refused: bool = False, **options: Any) -> Case:
+    """The kernel's options; `name` says what they are about."""
+    about = options.pop("name", "nan" if fills_nan else "")
     size = {"bf16": 2, "u8": 1, "f32": 4}[dtype]
     columns = max(swizzle, 16) // size
     shape = (40, 2 * columns * size)
@@ -88,13 +97,14 @@ def tma_copy(swizzle: int, dtype: str, fills_nan: bool = False) -> Case:
         return Map(array=array, dtype=dtype, dims=(2 * columns, 40), box=box, swizzle=mode, fills_nan=fills_nan)
 
     return Case(
-        name=f"tma-{dtype}-{swizzle}" + ("-nan" if fills_nan else ""),
+        name=f"tma-{dtype}-{swizzle}" + (f"-{about}" if about else ""),
         kernel="TmaCopy",
-        options={"swizzle": swizzle, "dtype": dtype},
+        options={"swizzle": swizzle, "dtype": dtype, **options},
         make=make,
         params=(described("x"), described("y"), "dump"),
         outputs=("y", "dump"),
         grid=(2, 2, 1),
+        is_refused=is_refused,
     )
 
 
@@ -111,6 +121,14 @@ TMA_REDUCE = Case(
     outputs=("y",),
     grid=(3, 1, 1),
 )
+REFUSED = [
+    *(tma_copy(swizzle, "bf16", name="negative", shift=(1, 0), is_refused=True) for swizzle in (0, 64, 128)),
+    tma_copy(128, "bf16", name="negative-row", shift=(2, 2), is_refused=True),
+    tma_copy(128, "bf16", name="negative-column", shift=(4, 0), is_refused=True),
+    tma_copy(0, "bf16", name="negative-row-unswizzled", shift=(2, 2), is_refused=True),
+    tma_copy(64, "bf16", name="misaligned", offset=64, is_refused=True),
+    dataclasses.replace(TMA_REDUCE, name="tma-reduce-negative-row", options={"row": -1}, is_refused=True),
+]
 BULK_REDUCE = Case(
     name="bulk-reduce",
     kernel="BulkReduce",
@@ -388,6 +406,64 @@ SCALARS = [
     ),
 ]
 
+# our forward kernel, as it was when hardware ran it
+
+
+def forward(
+    name: str, dtype: str, dim: int, q_len: int, kv_len: int, *, heads: int = 1, kv_heads: int = 1, causal: bool = False
+) -> Case:
+    """Attention [1, length, heads, dim]; `out` has 16-bit patterns."""
+    tile_m, tile_n = {64: 192, 128: 128}[dim], 128
+
+    def make(rng: np.random.Generator) -> Arrays:
+        def normal(length: int, count: int) -> np.ndarray:
+            values = rng.standard_normal((1, length, count, dim)).astype(np.float32)
+            is_half = dtype == "f16"
+            return values.astype(np.float16).view(np.uint16) if is_half else (values.view(np.uint32) >> 16).astype("u2")
+
+        return {
+            "q": normal(q_len, heads),
+            "k": normal(kv_len, kv_heads),
+            "v": normal(kv_len, kv_heads),
+            "out": np.full((1, q_len, heads, dim), 0xFFFF, np.uint16),
+            "lse": np.full((1, heads, q_len), np.nan, np.float32),
+            "softmax_scale": np.array([dim**-0.5], np.float32),
+            "window_right": np.zeros(1, np.int32),
+        }
+
+    def described(array: str, length: int, count: int, rows: int) -> Map:
+        dims, box = (dim, length, count, 1), (64, rows, 1, 1)
+        return Map(array=array, dtype=dtype, dims=dims, box=box, order=(0, 2, 1, 3), swizzle="128B")
+
+    return Case(
+        name=f"forward-{name}",
+        kernel="forward",
+        options={"dtype": dtype, "dim": dim, "causal": causal},
+        make=make,
+        params=(
+            described("q", q_len, heads, 64),
+            described("k", kv_len, kv_heads, tile_n),
+            described("v", kv_len, kv_heads, tile_n),
+            described("out", q_len, heads, 64),
+            *("lse", "softmax_scale", *(("window_right",) if causal else ())),
+            *(q_len, kv_len, heads, kv_heads, 1),
+        ),
+        outputs=("out", "lse"),
+        grid=(-(-q_len // tile_m) * heads, 1, 1),
+        threads=128 + 2 * tile_m,
+        dynamic_smem=2 * dim * (tile_m + 4 * tile_n) + 80,
+    )
+
+
+FORWARD = [
+    forward("d64-ragged", "bf16", 64, 70, 130),
+    forward("d64-causal-grouped", "bf16", 64, 50, 150, heads=2, causal=True),
+    forward("d64-causal-unseen", "f16", 64, 200, 77, causal=True),
+    forward("d128-ragged", "f16", 128, 65, 200),
+    forward("d128-causal-grouped", "bf16", 128, 33, 270, heads=4, kv_heads=2, causal=True),
+    forward("d128-causal", "bf16", 128, 140, 140, causal=True),
+]
+
 # Blackwell's products
 
 INTEGERS = {"e4m3": (0x00, 0x38, 0x40, 0x44, 0x48), "e5m2": (0x00, 0x3C, 0x40, 0x42, 0x44)}  # 0 to 4 in 8-bit floats
@@ -466,7 +542,10 @@ CASES = {
         tma_copy(128, "f32"),
         tma_copy(64, "u8"),
         *(tma_copy(128, dtype, fills_nan=True) for dtype in ("bf16", "f32")),
+        *(tma_copy(128, dtype, name="behind", offset=384) for dtype in ("bf16", "f32")),
+        tma_copy(32, "bf16", name="behind", offset=128),
         TMA_REDUCE,
+        *REFUSED,
         BULK_REDUCE,
         MULTICAST,
         DSMEM,
@@ -474,6 +553,7 @@ CASES = {
         NAMED_BARRIERS,
         *WGMMA,
         *SCALARS,
+        *FORWARD,
         *UMMA,
     )
 }

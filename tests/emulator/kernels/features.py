@@ -85,10 +85,15 @@ def swizzled(swizzle: int, dtype: type[Numeric], rows: int, columns: int) -> cut
 
 
 class TmaCopy:
-    """Each CTA loads a box that hangs over the tensor's edges, dumps shared memory and stores the box elsewhere."""
+    """Each CTA loads a box that hangs over the tensor's edges, dumps shared memory and stores the box elsewhere.
 
-    def __init__(self, swizzle: str, dtype: str) -> None:
-        self.swizzle, self.dtype, self.rows = int(swizzle), DTYPES[dtype], 24
+    The box is stored `shift` = (rows, 16 bytes) away from where it was loaded, and lies `offset` bytes behind where
+    the swizzle starts anew.
+    """
+
+    def __init__(self, swizzle: int, dtype: str, shift: tuple[int, int] = (4, 2), offset: int = 0) -> None:
+        self.swizzle, self.dtype, self.rows = swizzle, DTYPES[dtype], 24
+        self.shift, self.offset = (shift[0], shift[1] * 16 * 8 // self.dtype.width), offset
         self.columns = max(self.swizzle, 16) * 8 // self.dtype.width
         self.bytes = self.rows * self.columns * self.dtype.width // 8
 
@@ -109,7 +114,9 @@ class TmaCopy:
         bx, by, _ = cute.arch.block_idx()
         smem = cutlass.memory.SmemAllocator()
         layout = self.layout()
-        tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        if cutlass.const_expr(self.offset):
+            smem.allocate(self.offset, 1024)
+        tile = smem.allocate_tensor(self.dtype, layout.outer, 64 if self.offset else 1024, layout.inner)
         barrier = smem.allocate_array(Int64, 1)
         init_barrier(barrier, 1)
         row, column = by * self.rows - 3, bx * self.columns - 16 * 8 // self.dtype.width
@@ -125,7 +132,7 @@ class TmaCopy:
         for i in range(thread, self.bytes // 4, WARPGROUP):
             out[(by * 2 + bx) * (self.bytes // 4) + i] = raw[i]
         if thread < 32:
-            source, to = box_at(store, block, row + 1, column, tile)
+            source, to = box_at(store, block, row + self.shift[0], column + self.shift[1], tile)
             cute.copy(store, source, to)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -135,6 +142,9 @@ class TmaReduce:
     """Each CTA adds its tile to the same box of a tensor."""
 
     rows, columns = 16, 32
+
+    def __init__(self, row: int = 7) -> None:
+        self.row = row
 
     @cute.jit
     def launch(self, x: cute.Pointer, y: cute.Pointer) -> None:
@@ -157,7 +167,7 @@ class TmaReduce:
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
         if thread < 32:
-            source, to = box_at(add, (self.rows, self.columns), 7, 0, tile)
+            source, to = box_at(add, (self.rows, self.columns), self.row, 0, tile)
             cute.copy(add, source, to)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0)

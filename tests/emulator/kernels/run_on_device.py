@@ -1,6 +1,7 @@
 """Runs the compiled feature kernels on a Hopper GPU: `python run_on_device.py CUBINS OUT` writes OUT/hopper.npz.
 
-Needs numpy and the CUDA driver alone. The file holds `NAME:OUTPUT`, and `NAME:ptx`, what the cubin was made from.
+Needs numpy and the CUDA driver alone. The file holds `NAME:OUTPUT`, and `NAME:ptx`, what the cubin was made from;
+`NAME:error` is the driver's error of a case that hardware refuses.
 A kernel that fails takes its process with it, so kernels run in a child that is started again behind the failure.
 """
 
@@ -22,6 +23,7 @@ SECONDS = 240  # for one child process
 MAX_PLAIN_SMEM = 48 * 1024  # bytes a kernel may use without asking
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 MAX_DYNAMIC_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+STOPPED = "RuntimeError: cuCtxSynchronize: "  # how a child ends whose kernel hardware refused to run
 DATA_TYPES = {"u8": 0, "f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
 SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}  # CUtensorMapSwizzle
 
@@ -137,13 +139,15 @@ def run_case(device: Device, case: Case, folder: Path) -> dict[str, np.ndarray]:
     ptx, image = (folder / f"{case.name}.ptx").read_text(), (folder / f"{case.name}.cubin").read_bytes()
     arrays = {name: np.ascontiguousarray(array) for name, array in case.arrays().items()}
     pointers = {name: device.upload(array) for name, array in arrays.items()}
-    parameters = [
-        device.tensor_map(parameter, pointers[parameter.array])
-        if isinstance(parameter, Map)
-        else ctypes.c_uint64(pointers[parameter])
-        for parameter in case.params
-    ]
-    device.launch(image, entry_of(ptx), case, parameters)
+
+    def bind(parameter: Map | str | int) -> Any:
+        if isinstance(parameter, int):
+            return ctypes.c_int32(parameter)
+        if isinstance(parameter, Map):
+            return device.tensor_map(parameter, pointers[parameter.array])
+        return ctypes.c_uint64(pointers[parameter])
+
+    device.launch(image, entry_of(ptx), case, [bind(parameter) for parameter in case.params])
     for name in case.outputs:
         device.download(pointers[name], arrays[name])
     outputs = {f"{case.name}:{name}": arrays[name] for name in case.outputs}
@@ -173,7 +177,13 @@ def main(folder: Path, out: Path, names: list[str]) -> int:
             reason = ["hangs"]
         waiting = [name for name in waiting if not (out / f"{name}.npz").exists()]
         if waiting:
-            failed.append(f"{waiting.pop(0)}: {''.join(reason)}")
+            name = waiting.pop(0)
+            if CASES[name].is_refused and reason and reason[0].startswith(STOPPED):
+                ptx = np.frombuffer((folder / f"{name}.ptx").read_bytes(), np.uint8)
+                error = np.array(reason[0].removeprefix(STOPPED))
+                np.savez_compressed(out / f"{name}.npz", **{f"{name}:error": error, f"{name}:ptx": ptx})
+            else:
+                failed.append(f"{name}: {''.join(reason)}")
     results: dict[str, np.ndarray] = {}
     for path in sorted(out.glob("*.npz")):
         if path.stem in CASES:
