@@ -116,7 +116,7 @@ def test_what_a_call_has_beside_q_k_and_v_is_split_with_it(ways, local):
     hlo = jax.jit(with_features).lower(*args).compile().as_text()
     ((_, operands),) = calls(hlo)
     shape_of = dict(re.findall(r"%?([\w.-]+) = ([a-z0-9]+\[[\d,]*\])", hlo))
-    found = [shape_of[name.split("%")[-1].split()[-1]] for name in operands.split(", %")]
+    found = [shape_of[name] for name in re.findall(r"%([\w.-]+)", operands)]
     assert ", ".join(found[-6:]) == local
     assert "all-gather" not in hlo
 
