@@ -74,7 +74,7 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
         "float16": cutlass.Float16,
     }
     pointers = {
-        param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem)
+        param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem, param.pointee_align)
         for param in config.params
         if isinstance(param, PointerParam)
     }

@@ -174,6 +174,8 @@ class KernelConfig:
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
         lengths: tuple[Extent, ...] = ("batch", "kv_heads")
+        bias_bytes = 4 if self.bias == "float32" else 2
+        bias = PointerParam(name="bias", dtype=self.bias or "", dims=("bias_size",), pointee_align=bias_bytes)
         optional = (
             (self.has_left, PointerParam(name="window_left", dtype="int32")),
             (self.has_right, PointerParam(name="window_right", dtype="int32")),
@@ -185,8 +187,8 @@ class KernelConfig:
             (self.has_segments, PointerParam(name="q_segment_ids", dtype="int32", dims=(*lengths, "q_len"))),
             (self.has_segments, PointerParam(name="kv_segment_ids", dtype="int32", dims=(*lengths, "kv_len"))),
             (self.has_segments, PointerParam(name="key_blocks", dtype="int32", dims=(*lengths, "q_tiles", "range"))),
-            (self.has_mask, PointerParam(name="mask", dtype="bool", dims=("mask_size",))),
-            (self.bias is not None, PointerParam(name="bias", dtype=self.bias or "", dims=("bias_size",))),
+            (self.has_mask, PointerParam(name="mask", dtype="bool", dims=("mask_size",), pointee_align=1)),
+            (self.bias is not None, bias),
         )
         strides = [
             ScalarParam(name=f"{array}_{axis}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]

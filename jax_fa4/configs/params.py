@@ -50,6 +50,7 @@ class PointerParam:
     name: str  # lse, softmax_scale, window_left or window_right
     dtype: str  # float32 or int32
     dims: tuple[Extent, ...] = ()  # outermost first; none: one element
+    pointee_align: int = 4  # bytes: what the kernel assumes of the address
     size: int = 8
     align: int = 8
 

@@ -152,7 +152,7 @@ def _bind(param: KernelParam, buffers: Mapping[str, Buffer], extents: Mapping[st
         case PointerParam():
             itemsize = DTYPES[param.dtype].itemsize
             size = math.prod((extents[name] for name in param.dims), start=itemsize)  # type: ignore[call-overload]
-            return Pointer(buffer=buffers[param.name].index, extent=size, align=itemsize)
+            return Pointer(buffer=buffers[param.name].index, extent=size, align=param.pointee_align)
         case ScalarParam():
             return Scalar(dtype="i64" if param.dtype == "int64" else "i32", value=extents[param.name])
 

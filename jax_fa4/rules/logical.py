@@ -34,7 +34,8 @@ def logical(name: str, x: Operands, config: KernelConfig) -> jax.Array:
             sinks = jnp.broadcast_to(x.sinks, (*x.batch, x.q.shape[-2])).astype(jnp.float32)
             return sinks.reshape(*x.batch, x.k.shape[-2], group)
         case "key_blocks":
-            assert x.q_segment_ids is not None and x.kv_segment_ids is not None, "the kernel was compiled with segments"
+            assert x.q_segment_ids is not None, "the kernel was compiled with segments"
+            assert x.kv_segment_ids is not None, "ids come in pairs"
             blocks = key_blocks(x.q_segment_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
             return _for_kv_heads(blocks, x)
         case _:

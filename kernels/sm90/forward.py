@@ -393,8 +393,9 @@ class ForwardSm90:
             if wg == self.config.warpgroups - 1:
                 self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
             pipes.q.wait_and_advance()  # the Q tile has landed
-            if cutlass.const_expr(work.logits.negative is not None):
-                if work.logits.negative:  # noqa: SIM102 -- one condition is known at compile time, the other is not
+            # two conditions: one is known at compile time, the other is not
+            if cutlass.const_expr(work.logits.negative is not None):  # noqa: SIM102
+                if work.logits.negative:
                     self.negate_q(smem, wg)
             pipes = self.first_step(fragments, pipes, work, wg)
             if cutlass.const_expr(self.config.has_kv_lengths):
