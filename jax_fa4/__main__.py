@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    archs = sorted(configs.TABLES)
+    archs = sorted(configs.ALL)
     parser.add_argument(
         "--arch", action="append", required=True, choices=archs, help="GPU architecture; may be repeated"
     )

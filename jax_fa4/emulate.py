@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from jax_fa4.emulator.run import Result
     from jax_fa4.spec import AttentionSpec
 
-__all__ = ["Array", "Forward", "forward", "run_plan"]
+__all__ = ["OPERANDS", "Array", "Forward", "forward", "run_plan"]
+
+OPERANDS = ("q", "k", "v", "softmax_scale", "window_left", "window_right")  # of a forward that can be emulated
 
 Shapes = Sequence[Sequence[int]]
 SCALARS = {"i32": np.int32, "u32": np.uint32, "i64": np.int64, "f32": np.float32}
@@ -151,13 +153,16 @@ def forward(
     from jax_fa4 import cubins
     from jax_fa4.configs import forward_config
     from jax_fa4.plan import forward as plans
+    from jax_fa4.plan.bind import Kernel
     from jax_fa4.support import why_unsupported
 
     config = forward_config(spec, arch)
     if config is None:
         raise ValueError(why_unsupported(spec, arch))
+    if unknown := sorted(set(plans.operand_names(config)) - set(OPERANDS)):
+        raise ValueError(f"the emulated forward takes {', '.join(OPERANDS)}, the call has {', '.join(unknown)}")
     cubin = cubins.get(config)
-    plan = plans.forward(config, plans.Kernel(cubin.key, cubin.entry), spec.layout)
+    plan = plans.forward(config, Kernel(cubin.key, cubin.entry), spec.layout)
 
     q, k, v = (np.ascontiguousarray(a) for a in (q, k, v))
     heads, length = (-2, -3) if spec.layout == "BTNH" else (-3, -2)

@@ -40,7 +40,7 @@ class AttentionSpec:
     mask: MaskSpec = MaskSpec()
     has_softcap: bool = False
     has_sinks: bool = False
-    has_bias: bool = False
+    bias_dtype: str | None = None  # of an additive bias, numpy's name
     has_batched_scalars: bool = False  # vmap gave scale, cap or window a value per batch entry
     page_size: int | None = None  # k and v are pools of pages of so many keys
     layout: Layout = "BTNH"  # of q, k, v and out in memory
@@ -76,7 +76,7 @@ class AttentionSpec:
             ),
             has_softcap=x.softcap is not None,
             has_sinks=x.sinks is not None,
-            has_bias=x.bias is not None,
+            bias_dtype=None if x.bias is None else np.dtype(x.bias.dtype).name,
             has_batched_scalars=any(s is not None and s.ndim > 0 for s in scalars),
             page_size=None if x.page_table is None else x.k.shape[-3],
             layout=layout,

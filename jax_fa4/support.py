@@ -26,7 +26,7 @@ MASK_FEATURES = {
 FEATURES = {
     "has_softcap": "softcap",
     "has_sinks": "sinks",
-    "has_bias": "bias",
+    "bias_dtype": "bias",
     "page_size": "pages of keys",
     "has_batched_scalars": "a scale, softcap or window that vmap maps",
     "deterministic": "deterministic=True",

@@ -67,7 +67,13 @@ def _pointers(config: Any) -> dict[str, Any]:
     import cutlass
     import cutlass.cute as cute
 
-    types = {"float32": cutlass.Float32, "int32": cutlass.Int32}
+    types = {
+        "bool": cutlass.Uint8,
+        "int32": cutlass.Int32,
+        "float32": cutlass.Float32,
+        "bfloat16": cutlass.BFloat16,
+        "float16": cutlass.Float16,
+    }
     return {
         param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem, param.pointee_align)
         for param in config.params
@@ -80,16 +86,19 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.scheduler import Grid
-    from .sm90.forward import ForwardSm90, Scalars
+    from .sm90.forward import ForwardSm90, Inputs
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     q, k = _array(config, config.head_dim), _array(config, config.head_dim)
     v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
     pointers = _pointers(config)
-    scalars = Scalars(*(pointers.get(name) for name in Scalars._fields))
+    for name in ("mask", "bias"):
+        if name in pointers:
+            pointers[f"{name}_strides"] = tuple(cutlass.Int64(0) for _ in range(3))
+    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], scalars, grid, options=options)
+    compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options)
     return compiled.artifacts
 
 

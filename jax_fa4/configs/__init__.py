@@ -35,7 +35,8 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
-    return FORWARD[arch](spec) if arch in FORWARD and _has_only_a_window(spec) else None
+    elsewhere = spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
+    return None if elsewhere or arch not in FORWARD else FORWARD[arch](spec)
 
 
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:
@@ -54,7 +55,7 @@ def _has_only_a_window(spec: AttentionSpec) -> bool:
         mask=window_only,
         has_softcap=False,
         has_sinks=False,
-        has_bias=False,
+        bias_dtype=None,
         has_batched_scalars=False,
         page_size=None,
     )

@@ -14,11 +14,15 @@ REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
 WARPGROUP = 128  # threads that issue a wgmma together
 WARPGROUP_ROWS = 64  # query rows of a wgmma
 SWIZZLE_BYTES = 128  # of one row of the widest shared memory atom
+SMEM_ALIGNMENT = 1024  # bytes, of each tile and ring
 MBARRIER_BYTES = 8
 REGISTER_STEP = 8  # setmaxnreg takes multiples of it
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
 PRODUCER_REGISTERS = {1: 56, 2: 24, 3: 32}  # a thread, by consumer warpgroups: the rest divides into REGISTER_STEPs
 OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics, descriptors, addresses, ring states
+MMA_COLUMNS = (
+    16  # wgmma contracts over so many elements: head dims are padded to a multiple, with zeros that TMA fills in
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +30,8 @@ class KernelConfig:
     """One compiled kernel; no length, batch, head count, scale or window value is part of it.
 
     A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
-    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. `has_left` and `has_right`
-    say which sides of the mask exist. Raises ValueError where shared memory, registers or an instruction forbid it.
+    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. The flags say what a call
+    has beside q, k and v. Raises ValueError where shared memory, registers or an instruction forbid it.
     """
 
     arch: str
@@ -40,16 +44,25 @@ class KernelConfig:
     kv_stages: int
     has_left: bool = False
     has_right: bool = False
+    has_q_offset: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+    has_segments: bool = False
+    has_mask: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
+    bias: Literal["float32", "bfloat16", "float16"] | None = None
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
             raise ValueError(f"arch must be sm_90a, got {self.arch}")
         if self.dtype not in ("bfloat16", "float16"):
             raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
-        if self.head_dim % (SWIZZLE_BYTES // self.element_bytes) or not 0 < self.head_dim <= 256:
-            raise ValueError(f"head_dim must be 64, 128, 192 or 256, got {self.head_dim}")
-        if self.head_dim_v != self.head_dim:
-            raise ValueError(f"head_dim_v must be head_dim={self.head_dim}, got {self.head_dim_v}")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
+                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+        if self.bias not in (None, "float32", "bfloat16", "float16"):
+            raise ValueError(f"bias must be None, float32, bfloat16 or float16, got {self.bias}")
         if self.tile_m % WARPGROUP_ROWS or self.warpgroups not in PRODUCER_REGISTERS:
             raise ValueError(f"tile_m must be 64, 128 or 192, got {self.tile_m}")
         if self.tile_n % 16 or not 0 < self.tile_n <= 256:
@@ -68,8 +81,11 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        edges = "".join(f"_{side}" for side in ("left", "right") if getattr(self, f"has_{side}"))
-        return f"jax_fa4_{self.kernel}_{self.arch}_{self.dtype}_d{self.head_dim}{edges}"
+        dims = f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
+        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
+        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
+        features += [] if self.bias is None else [f"bias_{self.bias}"]
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, dims, *features])
 
     @property
     def element_bytes(self) -> int:
@@ -100,22 +116,37 @@ class KernelConfig:
     @property
     def accumulator_registers(self) -> int:
         """Of a consumer thread: scores and output in float32, weights in 16 bit."""
-        return (self.tile_n + self.head_dim_v + self.tile_n // 2) * WARPGROUP_ROWS // WARPGROUP
+        return (self.tile_n + self.v_columns + self.tile_n // 2) * WARPGROUP_ROWS // WARPGROUP
+
+    @property
+    def columns(self) -> int:
+        """Of Q and K in shared memory: head_dim, padded."""
+        return _round_up(self.head_dim, MMA_COLUMNS)
+
+    @property
+    def v_columns(self) -> int:
+        """Of V and O in shared memory: head_dim_v, padded."""
+        return _round_up(self.head_dim_v, MMA_COLUMNS)
 
     @property
     def q_bytes(self) -> int:
-        """Of the Q tile, through which O leaves."""
-        return self.tile_m * self.head_dim * self.element_bytes
+        """Of the Q tile."""
+        return self.tile_m * self.columns * self.element_bytes
+
+    @property
+    def q_room(self) -> int:
+        """Bytes for the Q tile, through which O leaves."""
+        return self.tile_m * max(self.columns, self.v_columns) * self.element_bytes
 
     @property
     def k_bytes(self) -> int:
         """Of one stage of the K ring."""
-        return self.tile_n * self.head_dim * self.element_bytes
+        return self.tile_n * self.columns * self.element_bytes
 
     @property
     def v_bytes(self) -> int:
         """Of one stage of the V ring."""
-        return self.tile_n * self.head_dim_v * self.element_bytes
+        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def barrier_bytes(self) -> int:
@@ -125,7 +156,8 @@ class KernelConfig:
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return self.q_bytes + self.kv_stages * (self.k_bytes + self.v_bytes) + self.barrier_bytes
+        rings = (_round_up(self.kv_stages * stage, SMEM_ALIGNMENT) for stage in (self.k_bytes, self.v_bytes))
+        return self.q_room + sum(rings) + self.barrier_bytes
 
     @property
     def longest_first(self) -> bool:
@@ -135,12 +167,36 @@ class KernelConfig:
     @property
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
-        columns = SWIZZLE_BYTES // self.element_bytes
 
         def tensor_map(name: str, dims: tuple[Extent, ...], rows: int) -> MapParam:
-            return MapParam(name=name, dtype=self.dtype, dims=dims, box=(columns, rows, 1, 1), swizzle=SWIZZLE_BYTES)
+            swizzle = swizzle_bytes((self.columns if dims[0] == "head_dim" else self.v_columns) * self.element_bytes)
+            box = (swizzle // self.element_bytes, rows, 1, 1)
+            return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
-        windows = (("window_left", self.has_left), ("window_right", self.has_right))
+        lengths: tuple[Extent, ...] = ("batch", "kv_heads")
+        bias_bytes = 4 if self.bias == "float32" else 2
+        bias = PointerParam(name="bias", dtype=self.bias or "", dims=("bias_size",), pointee_align=bias_bytes)
+        optional = (
+            (self.has_left, PointerParam(name="window_left", dtype="int32")),
+            (self.has_right, PointerParam(name="window_right", dtype="int32")),
+            (self.has_softcap, PointerParam(name="softcap", dtype="float32")),
+            (self.has_q_offset, PointerParam(name="q_offset", dtype="int32", dims=lengths)),
+            (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=lengths)),
+            (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=lengths)),
+            (self.has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
+            (self.has_segments, PointerParam(name="q_segment_ids", dtype="int32", dims=(*lengths, "q_len"))),
+            (self.has_segments, PointerParam(name="kv_segment_ids", dtype="int32", dims=(*lengths, "kv_len"))),
+            (self.has_segments, PointerParam(name="key_blocks", dtype="int32", dims=(*lengths, "q_tiles", "range"))),
+            (self.has_mask, PointerParam(name="mask", dtype="bool", dims=("mask_size",), pointee_align=1)),
+            (self.bias is not None, bias),
+        )
+        strides = [
+            ScalarParam(name=f"{array}_{axis}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]
+            for array, present in (("mask", self.has_mask), ("bias", self.bias is not None))
+            for axis in ("batch", "head", "row")
+            if present
+        ]
+        extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
         return (
             tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
             tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.tile_n),
@@ -148,6 +204,16 @@ class KernelConfig:
             tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
             PointerParam(name="softmax_scale", dtype="float32"),
-            *(PointerParam(name=name, dtype="int32") for name, present in windows if present),
-            *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
+            *(param for present, param in optional if present),
+            *strides,
+            *(ScalarParam(name=name) for name in extents),
         )
+
+
+def swizzle_bytes(row_bytes: int) -> int:
+    """The widest pattern whose rows divide a tile's row."""
+    return next(width for width in (SWIZZLE_BYTES, SWIZZLE_BYTES // 2, SWIZZLE_BYTES // 4) if row_bytes % width == 0)
+
+
+def _round_up(n: int, step: int) -> int:
+    return -(-n // step) * step

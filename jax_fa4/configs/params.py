@@ -10,8 +10,20 @@ from typing import Literal
 
 __all__ = ["Extent", "KernelParam", "MapParam", "PointerParam", "ScalarParam"]
 
-# padded_q_len: q_len, rounded up to whole tiles of queries
-Extent = Literal["head_dim", "head_dim_v", "q_len", "padded_q_len", "kv_len", "q_heads", "kv_heads", "batch"]
+Extent = Literal[
+    "head_dim",
+    "head_dim_v",
+    "q_len",
+    "padded_q_len",  # q_len, rounded up to whole tiles of queries
+    "kv_len",
+    "q_heads",
+    "kv_heads",
+    "batch",
+    "q_tiles",
+    "range",
+    "mask_size",
+    "bias_size",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +61,7 @@ class ScalarParam:
     """A signed 32-bit integer: an extent of the call."""
 
     name: Extent
+    dtype: Literal["int32", "int64"] = "int32"
     size: int = 4
     align: int = 4
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
 
 from jax_fa4.configs.backward import BackwardConfig, Config
 from jax_fa4.configs.config import KernelConfig
@@ -34,9 +33,34 @@ class BackwardRow:
 
 
 DTYPES = ("bfloat16", "float16")
-FORWARD = {  # (head_dim, head_dim_v)
+BIASES = (None, "float32", "bfloat16", "float16")
+FORWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
     (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2),
+}
+# Rows that keep features from spilling: what they need of a thread's registers, its accumulators must leave.
+SEGMENTS = {
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
+    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2),
+    **FORWARD,
+}
+SOFTCAP = {
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+}
+DENSE = {  # a mask or a bias array
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+}
+DENSE_AND_SOFTCAP = {
+    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 BACKWARD = {  # (head_dim, head_dim_v)
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
@@ -45,11 +69,41 @@ BACKWARD = {  # (head_dim, head_dim_v)
 
 
 def forward(spec: AttentionSpec) -> KernelConfig | None:
-    """The forward kernel of a spec that has nothing but a window, or None where the table has no row for it."""
-    row = FORWARD.get((spec.head_dim, spec.head_dim_v))
-    if row is None or spec.dtype not in DTYPES:
+    """The forward kernel of a spec, or None where there is none."""
+    if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
         return None
-    return KernelConfig(kernel="forward", **_selected(spec), **dataclasses.asdict(row))
+    row = _row(spec)
+    if row is None:
+        return None
+    mask = spec.mask
+    return KernelConfig(
+        arch="sm_90a",
+        kernel="forward",
+        dtype=spec.dtype,  # type: ignore[arg-type]
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        has_left=mask.has_left,
+        has_right=mask.has_right,
+        has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
+        has_q_lengths=mask.has_q_lengths,
+        has_kv_lengths=mask.has_kv_lengths,
+        has_segments=mask.has_segments,
+        has_mask=mask.has_dense,
+        has_softcap=spec.has_softcap,
+        has_sinks=spec.has_sinks,
+        bias=spec.bias_dtype,  # type: ignore[arg-type]
+        **dataclasses.asdict(row),
+    )
+
+
+def _row(spec: AttentionSpec) -> Row | None:
+    table = SEGMENTS if spec.mask.has_segments else FORWARD
+    if spec.has_softcap:
+        table = SOFTCAP
+    if spec.mask.has_dense or spec.bias_dtype:
+        table = DENSE_AND_SOFTCAP if spec.has_softcap else DENSE
+    fits = (row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e)
+    return next(fits, None)
 
 
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
@@ -57,23 +111,19 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     row = BACKWARD.get((spec.head_dim, spec.head_dim_v))
     if row is None or spec.dtype not in DTYPES:
         return None
-    return BackwardConfig(**_selected(spec), **dataclasses.asdict(row))
-
-
-def _selected(spec: AttentionSpec) -> dict[str, Any]:
-    """What a kernel takes over from its spec."""
-    return {
-        "arch": "sm_90a",
-        "dtype": spec.dtype,
-        "head_dim": spec.head_dim,
-        "head_dim_v": spec.head_dim_v,
-        "has_left": spec.mask.has_left,
-        "has_right": spec.mask.has_right,
-    }
+    return BackwardConfig(
+        arch="sm_90a",
+        dtype=spec.dtype,  # type: ignore[arg-type]
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        has_left=spec.mask.has_left,
+        has_right=spec.mask.has_right,
+        **dataclasses.asdict(row),
+    )
 
 
 def all_configs() -> tuple[Config, ...]:
-    """Every kernel that `forward` and `backward` can give, each once."""
+    """What calls mostly ask for; `forward` and `backward` give others, which are compiled when they are first needed."""
     sides = (False, True)
     specs = [
         AttentionSpec(

@@ -1,7 +1,9 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
-k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim of
-v. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
+k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim of v, m tiles of queries,
+c the two ends of a range. Query heads in memory are kv heads and their groups side by side, so both together count as
+one axis there. An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it
+has one element in place of b, n, t.
 """
 
 from __future__ import annotations
@@ -12,7 +14,21 @@ from typing import NamedTuple
 from jax_fa4.plan.expr import Expr, ExprLike, dim, lead
 from jax_fa4.spec import Layout
 
-__all__ = ["LSE", "QUERY_SUMS", "ROW_STATISTICS", "SCALAR", "Axes", "key_axes", "query_axes", "value_axes"]
+__all__ = [
+    "KEY_BLOCKS",
+    "KV_IDS",
+    "LSE",
+    "PER_SEQUENCE",
+    "QUERY_SUMS",
+    "Q_IDS",
+    "ROW_STATISTICS",
+    "SCALAR",
+    "SINKS",
+    "Axes",
+    "key_axes",
+    "query_axes",
+    "value_axes",
+]
 
 
 class Axes(NamedTuple):
@@ -20,11 +36,13 @@ class Axes(NamedTuple):
 
     logical: str  # "k" first, as XLA's batch partitioner wants it; empty for a scalar, which has no batch axes either
     memory: str
+    batched: bool = True  # batch axes come before
 
     def layout(self, num_batch_axes: int) -> tuple[int, ...]:
         """XLA's layout, minor to major."""
         if not self.logical:
             return ()
+        num_batch_axes *= self.batched
         order = [*range(num_batch_axes), *(num_batch_axes + self.logical.index(axis) for axis in self.memory)]
         return tuple(reversed(order))
 
@@ -46,6 +64,11 @@ SCALAR = Axes("", "")
 LSE = Axes("kgt", "kgt")
 ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
 QUERY_SUMS = Axes("kgtd", "kgtd")
+SINKS = Axes("kg", "kg")
+PER_SEQUENCE = Axes("k", "k")
+Q_IDS = Axes("kt", "kt")
+KV_IDS = Axes("ks", "ks")
+KEY_BLOCKS = Axes("kmc", "kmc")
 
 
 def query_axes(layout: Layout, head_dim: str = "d") -> Axes:

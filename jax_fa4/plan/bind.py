@@ -7,17 +7,43 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jax_fa4.configs import Config, KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.plan.axes import LSE, QUERY_SUMS, ROW_STATISTICS, SCALAR, Axes, key_axes, query_axes, value_axes
-from jax_fa4.plan.expr import Expr, ExprLike, ceil_div
+from jax_fa4.plan.axes import (
+    KEY_BLOCKS,
+    KV_IDS,
+    LSE,
+    PER_SEQUENCE,
+    Q_IDS,
+    QUERY_SUMS,
+    ROW_STATISTICS,
+    SCALAR,
+    SINKS,
+    Axes,
+    key_axes,
+    query_axes,
+    value_axes,
+)
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div
+from jax_fa4.plan.limits import DTYPES
 from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
 from jax_fa4.spec import Layout
 
 __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of", "scalars_of"]
 
-SCALARS = {"softmax_scale": "float32", "window_left": "int32", "window_right": "int32"}
+SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
 FLOATS = ("lse", "dlse", "lse_log2", "delta", "dq_sum")
-FLOAT_BYTES = 4
+ARRAYS = {
+    "q_offset": PER_SEQUENCE,
+    "q_lengths": PER_SEQUENCE,
+    "kv_lengths": PER_SEQUENCE,
+    "sinks": SINKS,
+    "q_segment_ids": Q_IDS,
+    "kv_segment_ids": KV_IDS,
+    "key_blocks": KEY_BLOCKS,
+    "lse_log2": ROW_STATISTICS,
+    "delta": ROW_STATISTICS,
+    "dq_sum": QUERY_SUMS,
+}
 
 
 class Kernel(NamedTuple):
@@ -41,40 +67,53 @@ def scalars_of(config: Config) -> tuple[str, ...]:
 
 
 def axes_of(name: str, layout: Layout) -> Axes:
-    """Axes of a named operand or result; a gradient has those of its array."""
+    """Axes of a named operand or result; a gradient has those of its array, a mask or a bias its own in each call."""
     q, k, v, out = query_axes(layout), key_axes(layout), value_axes(layout), query_axes(layout, "e")
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": LSE}
     arrays |= {f"d{array}": axes for array, axes in arrays.items()}
-    statistics = {"lse_log2": ROW_STATISTICS, "delta": ROW_STATISTICS, "dq_sum": QUERY_SUMS}
-    return SCALAR if name in SCALARS else {**arrays, **statistics}[name]
+    return SCALAR if name in SCALARS else {**arrays, **ARRAYS}[name]
 
 
 class Buffers:
     """Operands and results of a call by name, and what plans say of them."""
 
-    def __init__(self, operands: Sequence[str], results: Sequence[str], config: Config, layout: Layout) -> None:
-        """`config`: of the call's main kernel."""
+    def __init__(
+        self,
+        operands: Sequence[str],
+        results: Sequence[str],
+        config: Config,
+        layout: Layout,
+        dense: Mapping[str, Axes] | None = None,
+    ) -> None:
+        """`config`: of the call's main kernel; `dense`: axes of a mask and a bias."""
         self.config = config
-        self.buffers = {name: Buffer(i, axes_of(name, layout)) for i, name in enumerate((*operands, *results))}
+        dense = dense or {}
+        self.buffers = {
+            name: Buffer(i, dense.get(name) or axes_of(name, layout)) for i, name in enumerate((*operands, *results))
+        }
         self.operands = tuple(self._spec(name) for name in operands)
         self.results = tuple(self._spec(name) for name in results)
         q, k = self.buffers["q"], self.buffers["k"]
         kv_heads = q.axes.size(q.index, "k")
         q_len = q.axes.size(q.index, "t")
         # the kernels' names for sizes
-        self.extents: dict[str, Expr] = {
+        self.extents: dict[str, ExprLike] = {
             "q_len": q_len,
+            "q_tiles": ceil_div(q_len, config.tile_m),
             "padded_q_len": ceil_div(q_len, config.tile_m) * config.tile_m,
             "kv_len": k.axes.size(k.index, "s"),
             "q_heads": kv_heads * q.axes.size(q.index, "g"),
             "kv_heads": kv_heads,
             "batch": q.axes.batch(q.index),
             "head_dim": q.axes.size(q.index, "d"),
+            "range": 2,
         }
+        for name in dense:
+            self.extents |= _dense_extents(name, self.buffers[name])
 
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head."""
-        return ceil_div(self.extents["q_len"], self.config.tile_m) * self.extents["q_heads"] * self.extents["batch"]
+        return as_expr(self.extents["q_tiles"]) * self.extents["q_heads"] * self.extents["batch"]
 
     def key_tiles(self) -> Expr:
         """A CTA for each tile of keys of each kv head."""
@@ -92,22 +131,38 @@ class Buffers:
         )
 
     def _spec(self, name: str) -> BufferSpec:
-        if name in SCALARS:
-            return BufferSpec(name=name, dtype=SCALARS[name], shape=(), batched=False)
-        head_dims = {"d": self.config.head_dim, "e": self.config.head_dim_v}
-        dims: Mapping[str, int | str] = {**head_dims, "t": "T", "s": "S", "g": "G", "p": "P"}
-        shape = tuple(dims[axis] for axis in self.buffers[name].axes.logical[1:])
-        return BufferSpec(name=name, dtype="float32" if name in FLOATS else self.config.dtype, shape=shape)
+        axes = self.buffers[name].axes
+        dims: Mapping[str, int | str | None] = {
+            "d": self.config.head_dim,
+            "e": self.config.head_dim_v,
+            "t": "T",
+            "s": "S",
+            "g": "G",
+            "p": "P",
+            "m": None,
+            "c": 2,
+            "b": None,
+            "n": None,
+            "x": 1,
+            "y": 1,
+            "z": 1,
+        }
+        dtypes = {param.name: param.dtype for param in self.config.params if not isinstance(param, ScalarParam)}
+        dtype = dtypes.get(name) or ("float32" if name in FLOATS else self.config.dtype)
+        batched = bool(axes.logical) and axes.batched
+        shape = tuple(dims[axis] for axis in (axes.logical[1:] if batched else axes.logical))
+        return BufferSpec(name=name, dtype=dtype, shape=shape, batched=batched)
 
     def _bind(self, param: KernelParam) -> Param:
         match param:
             case MapParam():
                 return self._tensor_map(param)
             case PointerParam():
-                size: Any = math.prod((self.extents[name] for name in param.dims), start=FLOAT_BYTES)  # type: ignore[call-overload]
+                itemsize = DTYPES[param.dtype].itemsize
+                size: ExprLike = math.prod((self.extents[name] for name in param.dims), start=itemsize)  # type: ignore[call-overload]
                 return Pointer(buffer=self.buffers[param.name].index, extent=size, align=param.pointee_align)
             case ScalarParam():
-                return Scalar(dtype="i32", value=self.extents[param.name])
+                return Scalar(dtype="i64" if param.dtype == "int64" else "i32", value=self.extents[param.name])
 
     def _tensor_map(self, param: MapParam) -> TensorMap:
         """Rows of a head lie apart by the sequence's stride, heads by the innermost head axis's, batches by all axes."""
@@ -125,3 +180,16 @@ class Buffers:
             swizzle=param.swizzle,
             l2_promotion=param.l2_promotion,
         )
+
+
+def _dense_extents(name: str, buffer: Buffer) -> dict[str, ExprLike]:
+    """Strides of a mask or a bias, 0 where it has one element for all, and its number of elements."""
+    index, axes = buffer
+    batch = "" if axes.batched else "b"
+    steps = {"batch": batch, "head": "g" if axes.batched else "n", "row": "t"}
+    strides: dict[str, ExprLike] = {
+        f"{name}_{what}_stride": axes.stride(index, letter) if letter in axes.logical else 0
+        for what, letter in steps.items()
+    }
+    whole = axes.stride(index, "")
+    return {**strides, f"{name}_size": axes.batch(index) * whole if axes.batched else whole}

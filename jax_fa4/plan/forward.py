@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from jax_fa4.configs import KernelConfig
-from jax_fa4.plan.bind import Buffers, Kernel, scalars_of
+from collections.abc import Mapping
+
+from jax_fa4.configs import KernelConfig, PointerParam
+from jax_fa4.plan.axes import Axes
+from jax_fa4.plan.bind import Buffers, Kernel
 from jax_fa4.plan.plan import Plan
 from jax_fa4.spec import Layout
 
@@ -14,12 +17,13 @@ RESULTS = ("out", "lse")
 
 def operand_names(config: KernelConfig) -> tuple[str, ...]:
     """The call's operands in order."""
-    return ("q", "k", "v", *scalars_of(config))
+    pointers = (param.name for param in config.params if isinstance(param, PointerParam))
+    return ("q", "k", "v", *(name for name in pointers if name not in RESULTS))
 
 
-def forward(config: KernelConfig, kernel: Kernel, layout: Layout) -> Plan:
-    """The plan of a forward call whose q, k, v and out lie in memory as `layout` says."""
-    buffers = Buffers(operand_names(config), RESULTS, config, layout)
+def forward(config: KernelConfig, kernel: Kernel, layout: Layout, dense: Mapping[str, Axes] | None = None) -> Plan:
+    """The plan of a forward call; q, k, v and out lie in memory as `layout` says, mask and bias as `dense` does."""
+    buffers = Buffers(operand_names(config), RESULTS, config, layout, dense)
     return Plan(
         arch=config.arch,
         operands=buffers.operands,

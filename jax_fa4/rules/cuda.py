@@ -13,8 +13,9 @@ from jax_fa4 import cubins, export
 from jax_fa4.configs import Config, backward_config, forward_config
 from jax_fa4.plan import Plan, backward, encode, encode_images, forward
 from jax_fa4.plan.axes import Axes
-from jax_fa4.plan.bind import Kernel, axes_of
+from jax_fa4.plan.bind import Kernel, axes_of, scalars_of
 from jax_fa4.rules.launch import Result, launch
+from jax_fa4.rules.logical import dense_operand, logical, query_heads
 from jax_fa4.rules.pack import unpack
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
@@ -30,6 +31,7 @@ class Target(NamedTuple):
 
     archs: tuple[str, ...]  # "sm_90a"
     embeds: bool  # an exported program carries its cubins
+    splits: bool  # XLA may give each device a part of the call
 
 
 def forward_lowering(blockwise: Lowering) -> Lowering:
@@ -91,9 +93,18 @@ def _target(ctx: Any) -> Target:
     exports = module.lowering_parameters.for_export
     backend = module.backend
     is_gpu = backend is not None and backend.platform in ("gpu", "cuda")
+    splits = _splits(module.axis_context)
     if is_gpu and not (exports and export.asked_archs()):
-        return Target((_arch_of(backend.devices()[0]),), exports)
-    return Target(export.target_archs(), exports)
+        return Target((_arch_of(backend.devices()[0]),), exports, splits)
+    return Target(export.target_archs(), exports, splits)
+
+
+def _splits(axis_context: Any) -> bool:
+    """Whether XLA partitions the program: not on one device, nor where each has its own program (shard_map)."""
+    mesh = getattr(axis_context, "mesh", None)
+    if mesh is not None:
+        return mesh.size > 1 and axis_context.manual_axes != frozenset(mesh.axis_names)
+    return getattr(axis_context, "num_devices", 1) > 1
 
 
 def _arch_of(device: jax.Device) -> str:
@@ -104,16 +115,25 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     """The results of the primitive from those of the call."""
     configs = [forward_config(spec, arch) for arch in target.archs]
     kernels = [_kernels([config]) for config in configs]
-    plans = [forward.forward(c, *k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
     x = unpack(fields, args)
+    dense = {
+        name: dense_operand(a, x, splits=target.splits)
+        for name in ("mask", "bias")
+        if (a := getattr(x, name)) is not None
+    }
+    dense_axes = {name: axes for name, (_, axes) in dense.items()}
+    plans = [forward.forward(c, *k.names, spec.layout, dense_axes) for c, k in zip(configs, kernels, strict=True)]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
-    operands = {name: getattr(x, name) for name in forward.operand_names(configs[0])}
+    operands = {
+        name: dense[name][0] if name in dense else logical(name, x, configs[0])
+        for name in forward.operand_names(configs[0])
+    }
     results = {
         "out": ((*batch, kv_heads, t, spec.group, e), spec.dtype),
         "lse": ((*batch, kv_heads, spec.group, t), "float32"),
     }
-    out, lse = _call(operands, results, spec, kernels, plans, target)
+    out, lse = _call(operands, results, spec, kernels, plans, target, dense_axes)
     return [_from_logical(out, (*x.q.shape[:-1], e)), lse.reshape(*batch, n, t)]
 
 
@@ -125,20 +145,25 @@ def _backward(
     kernels = [_kernels(config.kernels) for config in configs]
     plans = [backward.backward(c, k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
     x = unpack(fields, args)
-    statistics = dict(zip(("out", "lse", "dout", "dlse"), args[len(fields) :], strict=True))
     batch, (t, d), (s, kv_heads), e = x.q.shape[:-3], x.q.shape[-3::2], x.k.shape[-3:-1], x.v.shape[-1]
     padded = -(-t // configs[0].tile_m) * configs[0].tile_m
-    names = backward.operand_names(configs[0])
-    operands = {name: statistics[name] if name in statistics else getattr(x, name) for name in names}
-    for name in ("lse", "dlse"):
-        operands[name] = operands[name].reshape(*batch, kv_heads, spec.group, t)
+    out, lse, dout, dlse = args[len(fields) :]
+    rows = (*batch, kv_heads, spec.group, t)
+    operands = {
+        **{name: logical(name, x, configs[0]) for name in ("q", "k", "v")},
+        "out": query_heads(out, spec.group),
+        "lse": lse.reshape(rows),
+        "dout": query_heads(dout, spec.group),
+        "dlse": dlse.reshape(rows),
+        **{name: getattr(x, name) for name in scalars_of(configs[0])},
+    }
     results = {
         "dq": ((*batch, kv_heads, t, spec.group, d), spec.dtype),
         "dk": ((*batch, kv_heads, s, d), spec.dtype),
         "dv": ((*batch, kv_heads, s, e), spec.dtype),
-        "dq_sum": ((*batch, kv_heads, spec.group, t, d), "float32"),
-        "lse_log2": ((*batch, kv_heads, spec.group, padded), "float32"),
-        "delta": ((*batch, kv_heads, spec.group, padded), "float32"),
+        "dq_sum": ((*rows, d), "float32"),
+        "lse_log2": ((*rows[:-1], padded), "float32"),
+        "delta": ((*rows[:-1], padded), "float32"),
     }
     dq, dk, dv, *_ = _call(operands, results, spec, kernels, plans, target)
     return [_from_logical(dq, x.q.shape), jnp.moveaxis(dk, -3, -2), jnp.moveaxis(dv, -3, -2)]
@@ -167,28 +192,21 @@ def _call(
     kernels: Sequence[Kernels],
     plans: Sequence[Plan],
     target: Target,
+    dense_axes: Mapping[str, Axes] | None = None,
 ) -> list[jax.Array]:
-    """The custom call on operands in the primitive's order; `results` gives shapes, in the call's order, and dtypes."""
+    """The custom call on operands in logical order; `results` gives shapes, in the call's order, and dtypes."""
     binaries = [cubin for each in kernels for cubin in each.cubins]
     for cubin, step in zip(binaries, (step for plan in plans for step in plan.launches), strict=True):
         cubins.check_params(cubin, step)
         cubins.register(cubin)
-    axes = [axes_of(name, spec.layout) for name in operands]
+    dense_axes = dense_axes or {}
     return launch(
-        [_to_logical(a, axis, spec.group) for a, axis in zip(operands.values(), axes, strict=True)],
-        axes,
+        list(operands.values()),
+        [dense_axes.get(name) or axes_of(name, spec.layout) for name in operands],
         tuple(Result(axes_of(name, spec.layout), shape, dtype) for name, (shape, dtype) in results.items()),
         plan=encode(plans),
         images=encode_images({c.key: c.image for c in binaries}) if target.embeds else None,
     )
-
-
-def _to_logical(a: jax.Array, axes: Axes, group: int) -> jax.Array:
-    """[*B, T, N, D] to [*B, K, T, G, D], and [*B, S, K, D] to [*B, K, S, D]; the call's layout undoes it."""
-    if axes.logical.startswith("kt"):
-        *lead, n, dim = a.shape
-        return jnp.moveaxis(a.reshape(*lead, n // group, group, dim), -3, -4)
-    return jnp.moveaxis(a, -2, -3) if axes.logical.startswith("ks") else a
 
 
 def _from_logical(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:

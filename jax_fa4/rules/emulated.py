@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 from jax_fa4 import cubins, emulate, export
 from jax_fa4.configs import forward_config
 from jax_fa4.operands import Operands
+from jax_fa4.plan import forward
 from jax_fa4.rules.pack import unpack
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
@@ -32,7 +33,10 @@ def unless_emulated(lowering: Lowering) -> Lowering:
         arch = export.target_archs()[0]
         if reason := why_unsupported(spec, arch):
             raise NotImplementedError(f"implementation='emulate': {reason}")
-        cubins.get(forward_config(spec, arch))  # compiled now, so that what fails doesn't fail in the callback
+        config = forward_config(spec, arch)
+        if unknown := sorted(set(forward.operand_names(config)) - set(emulate.OPERANDS)):
+            raise NotImplementedError(f"implementation='emulate' does not take {', '.join(unknown)} yet")
+        cubins.get(config)  # compiled now, so that what fails doesn't fail in the callback
         rule = clean(mlir.lower_fun(_forward, multiple_results=True))
         return rule(ctx, *args, spec=spec, arch=arch, **params)
 

@@ -69,7 +69,8 @@ def _cuda_lowering(ctx, *args, axes, results, num_batch_axes, plan, images):
 
 
 def _factors(axes: Axes, num_batch_axes: int) -> tuple[str, ...]:
-    return (*(f"batch{i}" for i in range(num_batch_axes)), *axes.logical) if axes.logical else ()
+    batched = axes.logical and axes.batched
+    return (*(f"batch{i}" for i in range(num_batch_axes)), *axes.logical) if batched else tuple(axes.logical)
 
 
 def _sharding_rule(factors, shapes, num_operands, num_batch_axes):

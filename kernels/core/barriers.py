@@ -18,6 +18,7 @@ class NamedBarrierId(enum.IntEnum):
 
     TURN = 1
     STORE = 4
+    CLEAR = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

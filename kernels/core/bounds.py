@@ -38,14 +38,23 @@ class Bounds:
     tile_n: int
     has_left: bool
     has_right: bool
+    has_padding: bool = False  # tiles may lie beyond the last query, and see nothing
 
-    def visit(self, m_block: Index, seq: Sequence) -> Visit:
-        """Blocks that queries [m_block * tile_m, ...) of `seq` see. The tile has at least one query."""
+    def visit(self, m_block: Index, seq: Sequence, within: tuple[Index, Index] | None = None) -> Visit:
+        """Blocks that queries [m_block * tile_m, ...) of `seq` see: of those in `within`, [begin, end), if given.
+
+        Without `has_padding` the tile has at least one query.
+        """
         first_row = m_block * self.tile_m
         last_row = cutlass.min(first_row + self.tile_m, seq.q_len) - 1
 
         end = self._blocks_up(seq.right_end(last_row))
-        begin = cutlass.min(self._blocks_down(seq.left_start(first_row)), end)
+        if self.has_padding:
+            end = end * cutlass.min(cutlass.max(seq.q_len - first_row, 0), 1)
+        begin = self._blocks_down(seq.left_start(first_row))
+        if within is not None:
+            begin, end = cutlass.max(begin, within[0]), cutlass.min(end, within[1])
+        begin = cutlass.min(begin, end)
         first = end - 1
 
         # [middle_begin, middle_end) is seen whole by every query of the tile, but for `first`

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from .seqlen import Sequence
 
-__all__ = ["Place", "hide"]
+__all__ = ["Place", "hide", "hide_other_segments"]
 
 
 class Place(NamedTuple):
@@ -41,3 +41,27 @@ def hide(
             if left:
                 score = Float32(cutlass.select_(start <= column, score, Float32(hidden)))
             scores[r, c] = score
+
+
+def hide_other_segments(
+    scores: cute.Tensor,
+    place: Place,
+    n_block_start: Int32,
+    q_ids: tuple[Int32, ...],
+    kv_ids: cute.Pointer,
+    kv_len: Int32,
+    *,
+    ragged: bool,
+) -> None:
+    """Sets scores [rows, columns] of keys to -inf unless their segment id is that of the row.
+
+    `q_ids` are those of place.rows, `kv_ids` holds `kv_len`; `ragged`: the block may pass the last key.
+    """
+    first = n_block_start + place.first_column
+    for c, column in enumerate(place.columns):
+        key = first + column
+        if ragged:
+            key = cutlass.min(key, kv_len - 1)
+        kv_id = cute.make_tensor(kv_ids + key, cute.make_layout(1))[0]
+        for r, q_id in enumerate(q_ids):
+            scores[r, c] = Float32(cutlass.select_(kv_id == q_id, scores[r, c], -Float32.inf))

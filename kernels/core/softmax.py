@@ -70,8 +70,13 @@ class Softmax(NamedTuple):
             self.row_sum[r] = row_sum
         return rescale
 
-    def finish(self) -> tuple[list[Float32], list[Float32]]:
-        """Per row: the factor that normalises the output, and lse. An empty row gets 0 and -inf; NaN stays NaN."""
+    def finish(self, sink: Float32 | None = None) -> tuple[list[Float32], list[Float32]]:
+        """Per row: the factor that normalises the output, and lse. An empty row gets 0 and -inf; NaN stays NaN.
+
+        A sink is one more logit, of no value: it joins the sum, and is the lse of an empty row.
+        """
+        if sink is not None:
+            return self._finish_with(sink)
         factors, lses = [], []
         for r in range(cute.size(self.row_sum)):
             row_sum = cute.arch.warp_reduction_sum(self.row_sum[r], threads_in_group=ROW_THREADS)
@@ -79,4 +84,21 @@ class Softmax(NamedTuple):
             factors.append(Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(row_sum))))
             lse = (self.row_max_log2[r] + cute.math.log2(row_sum, fastmath=True)) * LN_2
             lses.append(Float32(cutlass.select_(empty, Float32(-Float32.inf), lse)))
+        return factors, lses
+
+    def _finish_with(self, sink: Float32) -> tuple[list[Float32], list[Float32]]:
+        """The maximum takes the sink in before anything is summed: neither a high nor a low sink overflows."""
+        sink_log2 = sink * LOG2_E
+        factors, lses = [], []
+        for r in range(cute.size(self.row_sum)):
+            row_sum = cute.arch.warp_reduction_sum(self.row_sum[r], threads_in_group=ROW_THREADS)
+            row_max_log2 = cute.arch.fmax(self.row_max_log2[r], sink_log2)
+            base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
+            rescale = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
+            total = row_sum * rescale + cute.math.exp2(sink_log2 - base, fastmath=True)
+            empty = row_sum == 0.0
+            factor = rescale * cute.arch.rcp_approx(total)
+            factors.append(Float32(cutlass.select_(empty, Float32(0.0), factor)))
+            lse = (base + cute.math.log2(total, fastmath=True)) * LN_2
+            lses.append(Float32(cutlass.select_(empty, sink, lse)))
         return factors, lses

@@ -1,7 +1,8 @@
 """Hopper's matrix products: shared memory layouts, wgmma batches, and where a thread's accumulators lie."""
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..core.mask import Place
@@ -9,6 +10,7 @@ from ..core.mask import Place
 __all__ = [
     "batch",
     "k_major",
+    "keep_rows",
     "keys_mma",
     "mn_major",
     "place",
@@ -26,14 +28,17 @@ SLAB = 64  # 16-bit columns of a swizzle atom
 
 
 def k_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
-    """(rows, columns, stages), columns contiguous: slabs of 128 bytes a row, swizzled, one slab behind the other."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
+    """(rows, columns, stages), columns contiguous: swizzled slabs, one behind the other, of 128 bytes a row.
+
+    Where 128 bytes don't divide a row, slabs are of 64 or 32 bytes.
+    """
+    atom = warpgroup.make_smem_layout_atom(_atom_kind("K", dtype, columns), dtype)
     return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
 
 
 def mn_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
     """(columns, rows, stages): the same bytes as `k_major`, seen transposed."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, dtype)
+    atom = warpgroup.make_smem_layout_atom(_atom_kind("MN", dtype, columns), dtype)
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
 
 
@@ -41,6 +46,11 @@ def swizzled(row: Int32, column: Int32, rows: int) -> Int32:
     """Element of a `k_major` tile of `rows` rows, from its start: 16-byte pieces of a row trade places by row % 8."""
     slab, piece = column // SLAB, column % SLAB // 8
     return slab * (rows * SLAB) + row * SLAB + (piece ^ (row % 8)) * 8 + column % 8
+
+
+def _atom_kind(major: str, dtype: type[Numeric], columns: int) -> warpgroup.SmemLayoutAtomKind:
+    width = next(width for width in (128, 64, 32) if columns * dtype.width // 8 % width == 0)
+    return getattr(warpgroup.SmemLayoutAtomKind, f"{major}_SW{width}")
 
 
 def scores_mma(dtype: type[Numeric], tile_n: int) -> cute.TiledMma:
@@ -96,6 +106,14 @@ def scale_rows(acc: cute.Tensor, factors: cute.Tensor | list[Float32]) -> None:
     for r in range(2):
         for c in range(cute.size(elements, mode=[1])):
             elements[r, c] = elements[r, c] * factors[r]
+
+
+def keep_rows(acc: cute.Tensor, kept: list[Boolean]) -> None:
+    """Zeroes the rows of an accumulator that are not kept, even where they hold NaN."""
+    elements = rows_and_columns(acc)
+    for r in range(2):
+        for c in range(cute.size(elements, mode=[1])):
+            elements[r, c] = Float32(cutlass.select_(kept[r], elements[r, c], Float32(0.0)))
 
 
 def place(first_row: Int32, thread: Int32, tile_n: int) -> Place:

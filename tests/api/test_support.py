@@ -21,9 +21,10 @@ def spec(**changes) -> AttentionSpec:
         PLAIN,
         spec(dtype="float16", head_dim=64, head_dim_v=64, group=1),
         spec(mask=MaskSpec(has_right=True)),
+        spec(mask=MaskSpec(has_segments=True, has_dense=True), has_softcap=True, has_sinks=True, bias_dtype="float16"),
         spec(layout="BNTH", deterministic=True, implementation="kernel"),
     ],
-    ids=["plain", "float16-d64", "causal", "selects-nothing"],
+    ids=["plain", "float16-d64", "causal", "features", "selects-nothing"],
 )
 def test_nothing_stands_in_the_way_of_a_kernel(supported):
     assert support.why_unsupported(supported, "sm_90a") is None
@@ -31,17 +32,15 @@ def test_nothing_stands_in_the_way_of_a_kernel(supported):
 
 REASONS = [
     (spec(dtype="float32"), "jax_fa4 has no sm_90a kernel for head_dim 128 in float32"),
-    (spec(head_dim=72, head_dim_v=72), "jax_fa4 has no sm_90a kernel for head_dim 72 in bfloat16"),
-    (spec(head_dim=192), "jax_fa4 has no sm_90a kernel for head_dim 192 with 128 of v in bfloat16"),
-    (spec(has_softcap=True), "jax_fa4 has no sm_90a kernel for softcap"),
-    (spec(mask=MaskSpec(has_dense=True), has_bias=True), "jax_fa4 has no sm_90a kernel for a mask array and bias"),
+    (spec(dtype="float32", head_dim=192), "jax_fa4 has no sm_90a kernel for head_dim 192 with 128 of v in float32"),
+    (spec(bias_dtype="float64"), "jax_fa4 has no sm_90a kernel for bias"),
     (
-        spec(mask=MaskSpec(has_right=True, has_segments=True, has_kv_lengths=True), has_sinks=True),
-        "jax_fa4 has no sm_90a kernel for kv_lengths, segment ids and sinks",
+        spec(mask=MaskSpec(has_cu_seqlens=True), has_sinks=True, bias_dtype="float64", page_size=8),
+        "jax_fa4 has no sm_90a kernel for packed sequences, bias and pages of keys",
     ),
     (
         spec(mask=MaskSpec(has_right=True, has_kv_lengths=True, has_cu_seqlens=True), page_size=16),
-        "jax_fa4 has no sm_90a kernel for kv_lengths, packed sequences and pages of keys",
+        "jax_fa4 has no sm_90a kernel for packed sequences and pages of keys",
     ),
     (spec(has_softcap=True, dtype="float32"), "jax_fa4 has no sm_90a kernel for head_dim 128 in float32"),
 ]

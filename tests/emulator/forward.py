@@ -17,7 +17,10 @@ LENGTH_AXIS = {"q_len": 1, "kv_len": 1, "q_heads": 2, "kv_heads": 2, "batch": 0,
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """Operands [batch, length, heads, head_dim] as 16-bit patterns, and the scalars that the kernel reads."""
+    """Operands [batch, length, heads, head_dim] as 16-bit patterns, and what else the kernel reads, by name.
+
+    A mask or a bias is [batch or 1, q_heads or 1, q_len or 1, kv_len]; other arrays are as the kernel wants them.
+    """
 
     q: np.ndarray
     k: np.ndarray
@@ -25,6 +28,7 @@ class Call:
     softmax_scale: float
     window_left: int = 0
     window_right: int = 0
+    extras: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.ndarray]:
@@ -33,11 +37,18 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
     out = np.full((batch, q_len, q_heads, config.head_dim_v), 0xFFFF, np.uint16)
     lse = np.full((batch, q_heads, q_len), np.nan, np.float32)
     arrays: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "out": out, "lse": lse}
+    arrays |= call.extras
     arrays["softmax_scale"] = np.array([call.softmax_scale], np.float32)
     arrays["window_left"] = np.array([call.window_left], np.int32)
     arrays["window_right"] = np.array([call.window_right], np.int32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch}
     sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
+    for name in ("mask", "bias"):
+        if name in call.extras:
+            shape = call.extras[name].shape
+            for axis, size in enumerate(shape[:3]):
+                stride = int(np.prod(shape[axis + 1 :])) if size > 1 else 0
+                sizes[f"{name}_{('batch', 'head', 'row')[axis]}_stride"] = stride
     params = parameters(config, arrays, sizes)
     tiles = -(-q_len // config.tile_m) * q_heads * batch
     shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
@@ -46,14 +57,15 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
 
 def parameters(config, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> tuple[Parameter, ...]:
     """What `config.params` lists, bound to arrays [batch, length, heads, head_dim] and numbers by name."""
-    return tuple(_parameter(param, arrays, sizes) for param in config.params)
+    return tuple(parameter(param, arrays, sizes) for param in config.params)
 
 
-def _parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
+def parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
+    """A kernel parameter as the emulator takes it, from arrays and extents by name."""
     if isinstance(param, PointerParam):
         return Buffer(arrays[param.name])
     if isinstance(param, ScalarParam):
-        return np.int32(sizes[param.name]).tobytes()
+        return np.dtype(param.dtype).type(sizes[param.name]).tobytes()
     assert isinstance(param, MapParam)  # the third kind
     array = arrays[param.name]
     if not array.size:  # a launch plan passes a harmless map for an empty array; the kernel copies nothing through it
@@ -65,7 +77,7 @@ def _parameter(param, arrays: dict[str, np.ndarray], sizes: dict[str, int]):
         dims=tuple(array.shape[axis] for axis in axes),
         strides=tuple(array.strides[axis] for axis in axes[1:]),
         box=param.box,
-        swizzle="128B" if param.swizzle == 128 else "none",
+        swizzle=f"{param.swizzle}B",
     )
 
 

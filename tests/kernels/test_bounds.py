@@ -84,6 +84,26 @@ def test_a_cut_window_shows_the_same_keys_and_its_sums_stay_in_32_bits(left, rig
             assert abs(row + seq.diagonal + seq.window_right + 1) < 2**31
 
 
+@pytest.mark.parametrize(("left", "right"), EDGES)
+def test_a_tile_beyond_the_last_query_visits_nothing(left, right):
+    bounds = Bounds(tile_m=4, tile_n=3, has_left=left is not None, has_right=right is not None, has_padding=True)
+    for q_len, m_block in itertools.product((0, 1, 4, 5), range(4)):
+        seq = Sequence.aligned(q_len, 20, 20 - q_len, left, right)
+        assert (bounds.visit(m_block, seq).num_n_blocks > 0) == (m_block * 4 < q_len)
+
+
+@pytest.mark.parametrize(("left", "right"), EDGES)
+@pytest.mark.parametrize("within", [(0, 9), (1, 2), (2, 2), (3, 1), (0, 0)])
+def test_a_visit_stays_within_the_blocks_it_is_given(left, right, within):
+    bounds = Bounds(tile_m=4, tile_n=3, has_left=left is not None, has_right=right is not None)
+    for q_len, kv_len in itertools.product((1, 5, 9), (0, 1, 8, 9)):
+        seq = Sequence.aligned(q_len, kv_len, kv_len - q_len, left, right)
+        for m_block in range(-(-q_len // 4)):
+            every, some = (blocks(bounds.visit(m_block, seq, w)) for w in (None, within))
+            assert list(some) == [block for block in every if within[0] <= block < within[1]]
+            assert all(every[block] <= some[block] for block in some if block != max(some))
+
+
 def test_a_kernel_without_edges_masks_only_the_first_block():
     bounds = Bounds(tile_m=128, tile_n=128, has_left=False, has_right=False)
     visit = bounds.visit(0, Sequence.bottom_right(128, 1000, None, None))

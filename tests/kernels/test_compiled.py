@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
-from jax_fa4.configs import forward_config, sm90
+from jax_fa4.configs import forward_config
 from jax_fa4.cubins import ptx_params, report
 from jax_fa4.kernels.build import compile_kernel
 from jax_fa4.kernels.sm90.forward import ForwardSm90
@@ -21,19 +21,32 @@ from jax_fa4.spec import AttentionSpec, MaskSpec
 
 REPORT = Path(__file__).with_name("resources.txt")
 MASKS = {
-    "full": ("bfloat16", MaskSpec()),
-    "causal": ("bfloat16", MaskSpec(has_right=True)),
-    "left": ("float16", MaskSpec(has_left=True)),
-    "window": ("float16", MaskSpec(has_left=True, has_right=True)),
+    "full": {"dtype": "bfloat16"},
+    "causal": {"dtype": "bfloat16", "mask": MaskSpec(has_right=True)},
+    "left": {"dtype": "float16", "mask": MaskSpec(has_left=True)},
+    "window": {"dtype": "float16", "mask": MaskSpec(has_left=True, has_right=True)},
 }
-CELLS = [(head_dim, mask) for head_dim, _ in sm90.FORWARD for mask in MASKS]
+FEATURES = {
+    "lengths": {
+        "dtype": "bfloat16",
+        "mask": MaskSpec(has_right=True, has_q_offset=True, has_q_lengths=True, has_kv_lengths=True),
+    },
+    "segments": {"dtype": "bfloat16", "mask": MaskSpec(has_right=True, has_segments=True)},
+    "scores": {"dtype": "bfloat16", "has_softcap": True, "has_sinks": True, "bias_dtype": "bfloat16"},
+}
+SPECS = MASKS | FEATURES
+CELLS = [
+    *((head_dim, mask) for head_dim in (64, 128) for mask in MASKS),
+    *((128, feature) for feature in FEATURES),
+    (72, "full"),
+    (256, "window"),
+]
 cells = pytest.mark.parametrize(("head_dim", "mask"), CELLS, ids=lambda value: str(value))
 
 
 @functools.cache
 def config_of(head_dim, mask):
-    dtype, edges = MASKS[mask]
-    spec = AttentionSpec(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim, group=1, mask=edges)
+    spec = AttentionSpec(head_dim=head_dim, head_dim_v=head_dim, group=1, **SPECS[mask])
     return forward_config(spec, "sm_90a")
 
 
@@ -71,7 +84,7 @@ def test_nothing_spills(head_dim, mask):
 @cells
 def test_every_product_is_a_wgmma_and_none_is_issued_twice(head_dim, mask):
     config = config_of(head_dim, mask)
-    scores, values = config.head_dim // 16, config.tile_n // 16
+    scores, values = config.columns // 16, config.tile_n // 16
     steps = 1 + len(ForwardSm90(config).bounds.visit(0, _some_sequence(config)).spans)  # a loop a span, and the ends
     assert resources(head_dim, mask).count("HGMMA") == steps * (scores + values)
 

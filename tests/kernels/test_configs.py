@@ -1,6 +1,7 @@
 """Kernel configs: the table, the arithmetic behind it, and what a bad choice is told."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -20,8 +21,9 @@ GOOD = {
 }
 
 
-def spec(head_dim=128, **fields):
-    return AttentionSpec(**{"dtype": "bfloat16", "head_dim": head_dim, "head_dim_v": head_dim, "group": 4, **fields})
+def spec(head_dim=128, head_dim_v=None, **fields):
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim if head_dim_v is None else head_dim_v}
+    return AttentionSpec(**{"dtype": "bfloat16", "group": 4, **dims, **fields})
 
 
 @pytest.mark.parametrize(
@@ -29,8 +31,9 @@ def spec(head_dim=128, **fields):
     [
         ({"arch": "sm_80"}, "arch must be sm_90a, got sm_80"),
         ({"dtype": "float32"}, "dtype must be bfloat16 or float16, got float32"),
-        ({"head_dim": 96}, "head_dim must be 64, 128, 192 or 256, got 96"),
-        ({"head_dim_v": 64}, "head_dim_v must be head_dim=128, got 64"),
+        ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 256, got 100"),
+        ({"head_dim_v": 264}, "head_dim_v must be a multiple of 8 up to 256, got 264"),
+        ({"bias": "float64"}, "bias must be None, float32, bfloat16 or float16, got float64"),
         ({"tile_m": 96}, "tile_m must be 64, 128 or 192, got 96"),
         ({"tile_m": 256}, "tile_m must be 64, 128 or 192, got 256"),
         ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
@@ -49,31 +52,41 @@ def test_a_bad_choice_is_refused_with_its_numbers(change, message):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mask", [MaskSpec(has_left=a, has_right=b) for a in (False, True) for b in (False, True)])
 def test_every_row_of_the_table_makes_a_config(head_dims, dtype, mask):
-    config = forward_config(spec(head_dims[0], dtype=dtype, mask=mask), "sm_90a")
-    assert (config.dtype, config.head_dim) == (dtype, head_dims[0])
+    config = forward_config(spec(*head_dims, dtype=dtype, mask=mask), "sm_90a")
+    assert (config.dtype, config.head_dim, config.head_dim_v) == (dtype, *head_dims)
     assert (config.has_left, config.has_right) == (mask.has_left, mask.has_right)
 
 
 @pytest.mark.parametrize(
     "feature",
     [
-        {"head_dim": 96},
-        {"head_dim_v": 64},
+        {"head_dim": 264},
         {"dtype": "float32"},
-        {"has_softcap": True},
-        {"has_sinks": True},
-        {"has_bias": True},
+        {"bias_dtype": "float64"},
         {"has_batched_scalars": True},
-        {"mask": MaskSpec(has_q_offset=True)},
-        {"mask": MaskSpec(has_q_lengths=True)},
-        {"mask": MaskSpec(has_kv_lengths=True)},
-        {"mask": MaskSpec(has_segments=True)},
-        {"mask": MaskSpec(has_dense=True)},
+        {"page_size": 16},
+        {"mask": MaskSpec(has_cu_seqlens=True)},
     ],
     ids=str,
 )
 def test_a_spec_beyond_the_kernels_has_no_config(feature):
     assert forward_config(spec(**feature), "sm_90a") is None
+
+
+@pytest.mark.parametrize("extra", [{}, {"bias_dtype": "float32"}], ids=["plain", "bias"])
+def test_every_pair_of_head_dims_fits_shared_memory_and_registers(extra):
+    dims = range(8, 257, 8)
+    assert all(forward_config(spec(d, e, **extra), "sm_90a") for d, e in itertools.product(dims, dims))
+
+
+@pytest.mark.parametrize(("head_dim", "width"), [(8, 16), (40, 16), (32, 32), (96, 32), (64, 64), (192, 64), (200, 16)])
+def test_the_widest_swizzle_that_divides_a_padded_row_is_taken(head_dim, width):
+    maps = [param for param in forward_config(spec(head_dim), "sm_90a").params if isinstance(param, MapParam)]
+    assert {(param.box[0], param.swizzle) for param in maps} == {(width, 2 * width)}
+
+
+def test_an_offset_without_an_edge_to_move_selects_nothing():
+    assert forward_config(spec(mask=MaskSpec(has_q_offset=True)), "sm_90a") == forward_config(spec(), "sm_90a")
 
 
 def test_another_architecture_has_no_config():
@@ -87,7 +100,7 @@ def test_one_config_serves_every_group_layout_and_backward():
 
 @pytest.mark.parametrize("head_dims", sm90.FORWARD, ids=str)
 def test_the_registers_of_all_warpgroups_fit_the_register_file(head_dims):
-    config = forward_config(spec(head_dims[0]), "sm_90a")
+    config = forward_config(spec(*head_dims), "sm_90a")
     assert 128 * (config.producer_registers + config.warpgroups * config.consumer_registers) <= 64 * 1024
 
 
@@ -99,6 +112,16 @@ def test_parameters_follow_the_masks_edges():
     assert names == ["q", "k", "v", "out", *pointers, *scalars]
     causal = dataclasses.replace(both, has_left=False)
     assert [param.name for param in causal.params] == [name for name in names if name != "window_left"]
+
+
+def test_parameters_follow_the_features():
+    mask = MaskSpec(has_right=True, has_q_offset=True, has_kv_lengths=True, has_segments=True, has_dense=True)
+    config = forward_config(spec(mask=mask, has_softcap=True, has_sinks=True, bias_dtype="float16"), "sm_90a")
+    names = [param.name for param in config.params][5:-5]
+    segments = ["q_segment_ids", "kv_segment_ids", "key_blocks"]
+    strides = [f"{array}_{axis}_stride" for array in ("mask", "bias") for axis in ("batch", "head", "row")]
+    scalars = ["softmax_scale", "window_right", "softcap"]
+    assert names == [*scalars, "q_offset", "kv_lengths", "sinks", *segments, "mask", "bias", *strides]
 
 
 def test_parameter_sizes_are_those_of_their_kinds():

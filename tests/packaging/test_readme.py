@@ -50,17 +50,19 @@ WITH_KERNEL = [
     {"layout": "BNTH"},
     {"mask": MaskSpec(has_right=True)},
     {"mask": MaskSpec(has_left=True, has_right=True)},
-]
-WITHOUT_KERNEL = [
     {"mask": MaskSpec(has_dense=True)},
     {"mask": MaskSpec(has_segments=True)},
-    {"mask": MaskSpec(has_kv_lengths=True)},
+    {"mask": MaskSpec(has_kv_lengths=True, has_q_lengths=True)},
     {"mask": MaskSpec(has_right=True, has_q_offset=True)},
-    {"has_bias": True},
+    {"bias_dtype": "float32"},
     {"has_softcap": True},
     {"has_sinks": True},
     {"head_dim": 96, "head_dim_v": 96},
-    {"head_dim_v": 128},
+    {"head_dim": 8, "head_dim_v": 256},
+]
+WITHOUT_KERNEL = [
+    {"mask": MaskSpec(has_cu_seqlens=True)},
+    {"page_size": 16},
     {"dtype": "float32"},
 ]
 

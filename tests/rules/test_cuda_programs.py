@@ -88,6 +88,40 @@ def test_sharded_batch_and_heads_need_no_communication(spec, local):
     assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", hlo)
 
 
+def with_features(q, k, v, bias, lengths, ids, kv_ids, sinks):
+    features = {"bias": bias, "kv_lengths": lengths, "q_segment_ids": ids, "kv_segment_ids": kv_ids, "sinks": sinks}
+    return jax_fa4.attention(q, k, v, implementation="kernel", **features)
+
+
+FEATURES = ((200, 333), (4,), (4, 200), (4, 333), (8,))
+DTYPES = (HALF, HALF, HALF, HALF, jnp.int32, jnp.int32, jnp.int32, jnp.float32)
+
+
+@needs_plugin
+@pytest.mark.parametrize(
+    ("ways", "local"),
+    [
+        ((1, 1), "s32[4,4], f32[4,4,2], s32[4,4,200], s32[4,4,333], s32[4,4,2,2], bf16[1,1,200,333]"),
+        ((2, 2), "s32[2,2], f32[2,2,2], s32[2,2,200], s32[2,2,333], s32[2,2,2,2], bf16[2,2,2,200,333]"),
+    ],
+    ids=["one-device", "2x2"],
+)
+def test_what_a_call_has_beside_q_k_and_v_is_split_with_it(ways, local):
+    mesh = h200.mesh(ways, ("d", "m"))
+    shapes = ((4, *Q[1:]), (4, *KV[1:]), (4, *KV[1:]), *FEATURES)
+    specs = [P("d", None, "m")] * 3 + [P(), P("d"), P("d"), P("d"), P("m")]
+    args = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+        for shape, dtype, spec in zip(shapes, DTYPES, specs, strict=True)
+    ]
+    hlo = jax.jit(with_features).lower(*args).compile().as_text()
+    ((_, operands),) = calls(hlo)
+    shape_of = dict(re.findall(r"%?([\w.-]+) = ([a-z0-9]+\[[\d,]*\])", hlo))
+    found = [shape_of[name] for name in re.findall(r"%([\w.-]+)", operands)]
+    assert ", ".join(found[-6:]) == local
+    assert "all-gather" not in hlo
+
+
 @needs_plugin
 def test_a_mapped_axis_joins_the_sharded_batch():
     mesh = h200.mesh((4,), ("d",))
@@ -195,12 +229,8 @@ def test_lengths_scales_and_windows_share_a_cubin(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "shape", "dtype", "reason"),
     [
-        ({"softcap": 3.0}, Q, HALF, "softcap"),
-        ({"sinks": np.zeros(8, np.float32)}, Q, HALF, "sinks"),
-        ({"kv_lengths": np.array([3, 4])}, Q, HALF, "kv_lengths"),
-        ({"q_offset": 3, "causal": True}, Q, HALF, "q_offset"),
-        ({}, (2, 5, 4, 72), HALF, "head_dim 72"),
         ({}, Q, jnp.float32, "float32"),
+        ({"softcap": 3.0}, Q, jnp.float32, "float32"),
     ],
     ids=lambda v: "-".join(v) or "plain" if isinstance(v, dict) else None,
 )
@@ -212,6 +242,20 @@ def test_a_call_without_a_kernel_says_why(options, shape, dtype, reason):
     run = functools.partial(jax_fa4.attention, implementation="kernel", **options)
     with pytest.raises(NotImplementedError, match=reason):
         lowered(run, shape, shape, shape, dtype=dtype)
+
+
+def test_every_feature_at_once_is_one_call_of_a_kernel():
+    options = {
+        "softcap": 3.0,
+        "window": (9, 2),
+        "q_offset": 1,
+        "q_lengths": np.array([3, 4]),
+        "mask": np.ones((5, 5), bool),
+    }
+    q = (2, 5, 4, 72)
+    assert lowered(functools.partial(jax_fa4.attention, implementation="kernel", **options), q, q, q).count(
+        launcher.TARGET
+    )
 
 
 def test_asking_for_xla_is_silent():

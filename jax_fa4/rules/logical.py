@@ -1,0 +1,74 @@
+"""Operands as a kernel's call takes them: kv heads behind the batch axes, in every array that XLA may split.
+
+What a call's arrays have in common with q, k and v there is materialised where it is small (a number or a row a
+sequence), since XLA gives all operands one sharding of their leading axes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jax_fa4.configs import KernelConfig
+from jax_fa4.operands import Operands
+from jax_fa4.plan.axes import Axes
+from jax_fa4.rules.segments import key_blocks
+
+__all__ = ["dense_operand", "logical", "query_heads"]
+
+
+def logical(name: str, x: Operands, config: KernelConfig) -> jax.Array:
+    """One operand of the call; the call's layout undoes the transposition of q, k and v."""
+    group = x.q.shape[-2] // x.k.shape[-2] if x.k.shape[-2] else 1
+    match name:
+        case "q":
+            return query_heads(x.q, group)
+        case "k" | "v":
+            return jnp.moveaxis(getattr(x, name), -2, -3)
+        case "softmax_scale" | "window_left" | "window_right" | "softcap":
+            return getattr(x, name)
+        case "sinks":
+            assert x.sinks is not None, "the kernel was compiled with sinks"
+            sinks = jnp.broadcast_to(x.sinks, (*x.batch, x.q.shape[-2])).astype(jnp.float32)
+            return sinks.reshape(*x.batch, x.k.shape[-2], group)
+        case "key_blocks":
+            assert x.q_segment_ids is not None, "the kernel was compiled with segments"
+            assert x.kv_segment_ids is not None, "ids come in pairs"
+            blocks = key_blocks(x.q_segment_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
+            return _for_kv_heads(blocks, x)
+        case _:
+            return _for_kv_heads(getattr(x, name), x)
+
+
+def dense_operand(a: jax.Array, x: Operands, *, splits: bool) -> tuple[jax.Array, Axes]:
+    """A mask or a bias [*B, N, T, S], 1 in place of any axis but S, and its axes.
+
+    Where XLA splits the call it gets all batch entries and heads, so that a device has its own. Otherwise nothing is
+    copied, but for an array that has some batch axes and lacks others.
+    """
+    *_, t, heads, _ = x.q.shape
+    lead, (n, rows, keys) = a.shape[:-3], a.shape[-3:]
+    row = "t" if rows == t else "z"
+    if splits:
+        kv_heads = x.k.shape[-2]
+        a = jnp.broadcast_to(a, (*x.batch, heads, rows, keys))
+        return a.reshape(*x.batch, kv_heads, heads // kv_heads, rows, keys), Axes(f"kg{row}s", f"kg{row}s")
+    one = all(size == 1 for size in lead)
+    if not one and lead != x.batch:
+        a = jnp.broadcast_to(a, (*x.batch, n, rows, keys))
+    letters = ("x" if one else "b") + ("n" if n == heads else "y") + row + "s"
+    return a.reshape(1 if one else math.prod(x.batch), n, rows, keys), Axes(letters, letters, batched=False)
+
+
+def query_heads(a: jax.Array, group: int) -> jax.Array:
+    """[*B, T, N, D] to [*B, K, T, G, D]."""
+    *lead, n, dim = a.shape
+    return jnp.moveaxis(a.reshape(*lead, n // group, group, dim), -3, -4)
+
+
+def _for_kv_heads(a: jax.Array, x: Operands) -> jax.Array:
+    """[*B, ...], 1 in place of any batch axis, to [*B, K, ...]."""
+    tail = a.shape[len(x.batch) :]
+    return jnp.broadcast_to(jnp.expand_dims(a, len(x.batch)), (*x.batch, x.k.shape[-2], *tail))

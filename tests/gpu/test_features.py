@@ -1,0 +1,147 @@
+"""Every feature of the forward on a GPU, alone and with others: our kernel against exact attention."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fa4
+from jax_fa4 import testing
+from jax_fa4.testing import Cell
+
+pytestmark = pytest.mark.gpu
+
+BASE = {"q": 333, "k": 500, "group": 2, "head_dim": 128, "dtype": "bfloat16"}
+HEAD_DIMS = [(d, None) for d in range(8, 257, 8)] + [(192, 128), (64, 128), (128, 64), (256, 72), (40, 248)]
+FEATURES = {
+    "causal": {"causal": True},
+    "window": {"window": (150, 60)},
+    "q_offset": {"window": (None, 20), "q_offset": 77},
+    "q_lengths": {"q_lengths": (0, 200)},
+    "kv_lengths": {"kv_lengths": (129, 450)},
+    "segments": {"segments": 5},
+    "mask": {"mask": "full"},
+    "bias": {"bias": "full"},
+    "softcap": {"softcap": 20.0},
+    "sinks": {"sinks": True},
+}
+TOGETHER = [
+    {"q_lengths": (333, 70), "kv_lengths": (1, 500), "causal": True},
+    {"kv_lengths": (0, 257), "window": (40, None), "q_offset": -5, "sinks": True},
+    {"segments": 3, "causal": True, "kv_lengths": (500, 130), "q_lengths": (100, 333)},
+    {"segments": 4, "mask": "keys", "sinks": True, "softcap": 5.0},
+    {"bias": "shared", "mask": "shared", "causal": True, "head_dim": 64},
+    {"bias": "keys", "softcap": 30.0, "q_lengths": (20, 333), "window": (200, 0)},
+    {"bias": "full", "segments": 2, "kv_lengths": (400, 33), "head_dim": 192, "head_dim_v": 128},
+    {"mask": "full", "softcap": 10.0, "window": (30, 100), "q_offset": 60, "head_dim": 256},
+    {"bias": "full", "mask": "full", "softcap": 3.0, "segments": 2, "sinks": True, "q_lengths": (333, 128)}
+    | {"kv_lengths": (500, 127), "window": (200, 100), "q_offset": 10},
+]
+CELLS = [
+    *(Cell(**{**BASE, **feature}) for feature in FEATURES.values()),
+    *(Cell(**{**BASE, "head_dim": 64, "dtype": "float16", **feature}) for feature in FEATURES.values()),
+    *(Cell(**{**BASE, **features}) for features in TOGETHER),
+    *(Cell(**{**BASE, "head_dim": d, "head_dim_v": e, "q": 200, "k": 333, "causal": True}) for d, e in HEAD_DIMS),
+    *(
+        Cell(**{**BASE, "head_dim": d, "q": q, "k": k})
+        for d, (q, k) in itertools.product((80, 96, 192, 256), ((3, 63), (127, 129), (1000, 1111)))
+    ),
+    Cell(**{**BASE, "bias": "full", "mask": "keys", "batch": (2, 3), "kv_heads": 3}),
+    Cell(**{**BASE, "layout": "BNTH", "segments": 3, "head_dim": 72}),
+]
+
+
+def call(x):
+    arrays = {name: jnp.asarray(value) for name, value in x.items() if isinstance(value, np.ndarray)}
+    static = {name: value for name, value in x.items() if name not in arrays}
+    run = jax.jit(lambda **a: jax_fa4.attention(**a, **static, return_lse=True, implementation="kernel"))
+    return testing.Forward(*run(**arrays))
+
+
+def assert_close(got, x, dtype):
+    exact, rounded = testing.attention(x), testing.rounded(x)
+    factor = 3 if "softcap" in x else 2
+    for name, kind in (("out", dtype), ("lse", "float32")):
+        a, b, c = (np.asarray(getattr(result, name), np.float64) for result in (got, exact, rounded))
+        np.testing.assert_array_equal(np.isinf(a), np.isinf(b), err_msg=name)
+        error = np.abs(np.where(np.isinf(b), 0, a) - np.where(np.isinf(b), 0, b)).max(initial=0)
+        assert error <= testing.error_bound(b, c, kind, factor), f"{name}: {error}"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_feature_is_as_exact_as_its_precision_allows(cell):
+    x = testing.random(cell, seed=CELLS.index(cell))
+    assert_close(call(x), x, cell.dtype)
+
+
+@pytest.mark.parametrize("lengths", [(0, 1, 127), (128, 129, 250)])
+def test_keys_beyond_a_length_change_nothing_even_as_nan(lengths):
+    x = testing.random(Cell(**{**BASE, "batch": (3,), "k": 250, "kv_lengths": lengths}))
+    poisoned = dict(x)
+    for name in ("k", "v"):
+        poisoned[name] = x[name].copy()
+        for entry, length in enumerate(lengths):
+            poisoned[name][entry, length:] = np.nan
+    jax.tree.map(np.testing.assert_array_equal, call(poisoned), call(x))
+
+
+def test_queries_beyond_a_length_give_zero_even_as_nan():
+    x = testing.random(Cell(**{**BASE, "q_lengths": (70, 128)}))
+    x["q"][0, 70:] = np.nan
+    x["q"][1, 128:] = np.nan
+    out, lse = call(x)
+    assert (out[0, 70:] == 0).all()
+    assert (lse[0, :, 70:] == -jnp.inf).all()
+    assert jnp.isfinite(out).all()
+
+
+@pytest.mark.parametrize("sink", [-1e4, -100.0, 100.0, 1e4, -np.inf])
+def test_a_sink_far_from_every_logit_is_safe(sink):
+    x = testing.random(Cell(**{**BASE, "causal": True, "q": 600, "sinks": True}))  # its first 100 queries see no key
+    x["sinks"] = np.full_like(x["sinks"], sink)
+    assert_close(call(x), x, "bfloat16")
+
+
+def test_segment_ids_need_no_order():
+    x = testing.random(Cell(**{**BASE, "q": 1000, "k": 1500, "segments": 9}))
+    rng = np.random.default_rng(0)
+    for name in ("q_segment_ids", "kv_segment_ids"):
+        x[name] = rng.permuted(x[name], axis=-1)
+    assert_close(call(x), x, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 500), (2, 1, 333, 500), (1, 4, 1, 500), (2, 4, 333, 500), (333, 500)])
+def test_a_bias_may_have_one_element_for_many(shape, dtype):
+    x = testing.random(Cell(**BASE))
+    bias = np.random.default_rng(0).standard_normal(shape).astype(testing.np_dtype(dtype))
+    bias[..., ::7] = -np.inf
+    x["bias"] = bias
+    assert_close(call(x), x, "bfloat16")
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+@pytest.mark.parametrize("feature", ["softcap", "bias"])
+def test_a_traced_scale_may_have_any_sign(feature, scale):
+    x = testing.random(Cell(**{**BASE, **FEATURES[feature]}))
+    x["softmax_scale"] = np.full((), scale, np.float32)
+    assert_close(call(x), x, "bfloat16")
+
+
+@pytest.mark.parametrize("axes", [("d", None), (None, "m")])
+def test_two_gpus_share_lengths_segments_bias_and_sinks(axes):
+    if jax.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    features = {"kv_lengths": (129, 450), "segments": 3, "bias": "shared", "sinks": True, "head_dim": 64}
+    x = testing.random(Cell(**{**BASE, **features}))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape((2, 1) if axes[0] else (1, 2)), ("d", "m"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes[0], None, axes[1]))
+    sharded = {name: jax.device_put(jnp.asarray(x[name]), sharding) for name in "qkv"}
+    run = jax.jit(
+        lambda q, k, v: jax_fa4.attention(**{**x, "q": q, "k": k, "v": v}, return_lse=True, implementation="kernel")
+    )
+    got = run(**sharded)
+    assert got[0].sharding.is_equivalent_to(sharding, 4)
+    assert_close(testing.Forward(*got), x, "bfloat16")
