@@ -1,4 +1,4 @@
-"""Commands: `python -m jax_fa4 build`, `info` and `clear-cache`. Parses, then calls one function."""
+"""Commands: `python -m jax_fa4 build`, `info`, `clear-cache` and `emulate`. Parses, then calls one function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jax_fa4 import configs
+from jax_fa4 import configs, emulate_command
 from jax_fa4.configs import KernelConfig
 from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_build(commands.add_parser("build", help="compile kernels into the cache, so that no machine has to later"))
     commands.add_parser("info", help="versions, devices and cached kernels").set_defaults(run=_info)
     commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)
+    _add_emulate(commands.add_parser("emulate", help="run a kernel without a GPU on a random problem"))
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
@@ -89,6 +90,17 @@ def _mapper(jobs: int) -> Iterator[Callable[..., Iterable[Cubin]]]:
         return
     with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         yield pool.map
+
+
+def _add_emulate(parser: argparse.ArgumentParser) -> None:
+    emulate_command.add_arguments(parser)
+    parser.set_defaults(run=_emulate)
+
+
+def _emulate(options: argparse.Namespace) -> int:
+    text, is_right = emulate_command.report(options)
+    print(text)
+    return int(not is_right)
 
 
 def _info(options: argparse.Namespace) -> int:

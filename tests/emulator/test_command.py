@@ -1,0 +1,33 @@
+"""`python -m jax_fa4 emulate`."""
+
+import pytest
+
+from jax_fa4 import __main__ as command
+
+
+def test_a_problem_is_run_compared_and_drawn(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
+    monkeypatch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path))
+    picture = tmp_path / "timeline.png"
+    sizes = ["--head-dim", "64", "--q-len", "70", "--kv-len", "130", "--causal", "--timeline", str(picture)]
+    assert command.main(["emulate", "--arch", "sm_90a", *sizes]) == 0
+    text = capsys.readouterr().out
+    assert "largest error" in text
+    producer, *consumers = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert int(producer[4].replace(",", "")) >= 2 * (70 + 2 * 130) * 64  # it loads q, k and v
+    assert sum(int(row[6].replace(",", "")) for row in consumers) >= 2 * 2 * 70 * 130 * 64
+    assert "instruction mix: " in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--head-dim", "72"], "jax_fa4 has no sm_90a kernel for head_dim 72 in bfloat16"),
+        (["--heads", "3", "--kv-heads", "2"], "--heads must be a multiple of --kv-heads, got 3 and 2"),
+        (["--q-len", "0"], "--q-len and --heads must be at least 1"),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused(arguments, message, capsys):
+    assert command.main(["emulate", *arguments]) == 1
+    assert message in capsys.readouterr().err
