@@ -16,11 +16,13 @@ class Node:
       successors: indices of the instructions that may follow; empty at an exit.
       reads: registers read.
       writes: registers written in all executing lanes (nothing if guarded).
+      is_copy: it only copies the register it reads; copying one that was never written is no error, using the copy is.
     """
 
     successors: tuple[int, ...]
     reads: int
     writes: int
+    is_copy: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,7 +79,21 @@ def reconvergence(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def maybe_unwritten(nodes: Sequence[Node]) -> int:
-    """Registers that some path reads before any write, as a bit mask."""
+    """Registers that some path reads before any write, as a bit mask. A copy of such a register is no write."""
+    found, before = 0, -1
+    while found != before:
+        before = found
+        found |= _maybe_unwritten(
+            [_without_write(node) if node.is_copy and node.reads & found else node for node in nodes]
+        )
+    return found
+
+
+def _without_write(node: Node) -> Node:
+    return dataclasses.replace(node, writes=0)
+
+
+def _maybe_unwritten(nodes: Sequence[Node]) -> int:
     blocks, _ = _blocks(nodes)
     written_in = [_union(nodes[index].writes for index in range(block.first, block.last + 1)) for block in blocks]
     before: list[int | None] = [None] * len(blocks)  # registers written on every path to the block

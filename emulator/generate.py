@@ -30,6 +30,7 @@ class PureStep:
       inverts: (predicate, slot of its inverse) to refresh first.
       defined: (slot, register name) of shadows that must be set where it executes.
       defines: slots of shadows to set.
+      copies: (from, to) shadows that travel with a copied register, instead of the two above.
     """
 
     pure: Pure
@@ -37,6 +38,7 @@ class PureStep:
     inverts: tuple[tuple[int, int], ...] = ()
     defined: tuple[tuple[int, str], ...] = ()
     defines: tuple[int, ...] = ()
+    copies: tuple[int, int] | None = None
 
 
 class Run:
@@ -97,6 +99,8 @@ def _full_statements(step: PureStep, number: int) -> list[str]:
         lines.append(f"{_call(pure, number)[:-1]}, out=v[{pure.outputs[0]}])")
     else:
         lines.append(f"v[{pure.outputs[0]}][...] = {_call(pure, number)}")
+    if step.copies is not None:
+        lines.append(f"v[{step.copies[1]}][...] = v[{step.copies[0]}]")
     return lines + [f"v[{slot}][...] = True" for slot in step.defines]
 
 
@@ -120,4 +124,6 @@ def _masked_statements(step: PureStep, number: int, lanes: str | None, pairs: st
     for slot, kind, result in zip(pure.outputs, pure.output_types, results, strict=True):
         where = pairs if kind in PAIRS else lanes
         lines.append(f"copyto(v[{slot}], {result}, 'unsafe', {where})")
+    if step.copies is not None:
+        lines.append(f"copyto(v[{step.copies[1]}], v[{step.copies[0]}], where={lanes})")
     return lines + [f"v[{slot}] |= {lanes}" for slot in step.defines]

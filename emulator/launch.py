@@ -82,6 +82,8 @@ class Options:
       order: warps in turn ("round_robin") or in a seeded random order with random slices ("random").
       seed: of everything random.
       strict: also raise for hazards that known-good kernels tolerate.
+      allow_unwaited_stores: let a CTA end with bulk stores that nobody waited for: the text forbids it, but a public
+        kernel that is known to work ends so.
       exact_mma: matrix units bit by bit as measured, instead of one float32 matrix product an instruction.
       check_races: keep shadow memory and vector clocks of shared and tensor memory.
       resident_clusters: how many clusters run at a time.
@@ -93,6 +95,7 @@ class Options:
     order: Literal["round_robin", "random"] = "round_robin"
     seed: int = 0
     strict: bool = False
+    allow_unwaited_stores: bool = False
     exact_mma: bool = False
     check_races: bool = True
     resident_clusters: int = 1

@@ -120,8 +120,12 @@ def _decode(instruction: text.Instruction, index: int, slots: Slots) -> _Decoded
     what, form = decode(instruction, slots)
     kind = StepKind.RUN if isinstance(what, Pure) else StepKind.EFFECT
     writes = form.writes if guard is None else 0
-    node = flow.Node(successors=(index + 1,), reads=form.reads | reads, writes=writes)
+    node = flow.Node(successors=(index + 1,), reads=form.reads | reads, writes=writes, is_copy=_is_copy(instruction))
     return _Decoded(instruction, kind, what, form, guard, node)
+
+
+def _is_copy(instruction: text.Instruction) -> bool:
+    return instruction.opcode.startswith("mov.") and all(isinstance(x, text.Register) for x in instruction.operands)
 
 
 def _steps(
@@ -187,6 +191,8 @@ def _doubtful(item: _Decoded, doubtful: int, registers: dict[int, text.Register]
 def _pure_step(item: _Decoded, doubtful: int, registers: dict[int, text.Register], slots: Slots) -> PureStep:
     assert isinstance(item.what, Pure)  # only pure instructions form runs
     defined, defines = _doubtful(item, doubtful, registers, slots)
+    if item.node.is_copy and defined and item.guard is None:
+        return PureStep(pure=item.what, copies=(defined[0][0], defines[0]) if defines else None)
     return PureStep(
         pure=item.what, guard=item.guard, inverts=tuple(_form(item).inverts), defined=defined, defines=defines
     )

@@ -329,7 +329,8 @@ class Machine:
         cta = warp.cta
         cta.cluster.barrier.update()
         if cta.has_exited:
-            cta.check_bulk_sources()
+            if not self.options.allow_unwaited_stores:
+                cta.check_bulk_sources()
             for check in cta.at_exit:
                 check()
             if (cta.smem.shadow.busy == 1).any():

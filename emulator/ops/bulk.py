@@ -61,21 +61,22 @@ def bulk_copy(form: Form) -> Effect:
                 copy(lambda memory=memory, start=start, count=count: memory.data[start : start + count].copy(), ranks)
             else:
                 assert s_shared is not None  # the other of two sources
-                copy(_shared_source(warp, int(lane), int(s_shared.at(warp)[lane]), count), None)
+                signalled = find(warp, barrier, "bulk copy")  # its phase tells that the source has been read
+                reader = (signalled.agent, signalled.epoch)
+                copy(_shared_source(warp, reader, int(s_shared.at(warp)[lane]), count), None)
 
     return form.effect(execute)
 
 
-def _shared_source(warp: Warp, lane: int, address: int, size: int):
-    """Read own shared memory by the async proxy, when the copy executes."""
+def _shared_source(warp: Warp, reader: tuple[int, int], address: int, size: int):
+    """Read own shared memory by the async proxy when the copy executes; `reader` is (agent, epoch) of that read."""
     smem = owner_of(warp, np.array([address]), "bulk copy", own_only=True).smem
     offset = address & 0xFFFFFF
     smem.check_range(offset, size, ALIGN, "bulk copy")
     if smem.check_races:
-        groups = warp.cta.bulk_groups(warp, lane)
-        cells = slice(offset >> 2, offset + size >> 2)
+        cells = slice(offset >> 2, (offset + size) >> 2)
         smem.shadow.check_read(cells, warp.clock.times, by_async=True, what="bulk copy")
-        smem.shadow.mark_read(cells, groups.agent, groups.epoch)
+        smem.shadow.mark_read(cells, *reader)
     return lambda: smem.data[offset : offset + size].copy()
 
 
@@ -137,10 +138,11 @@ def _to_global(form: Form, operation: str | None, kind: str) -> Effect:
             count = int(warp.v[size][lane])
             _check_size(count)
             memory, start = _check_global(warp, int(target.at(warp)[lane]), count, "bulk store")
+            group = warp.cta.bulk_groups(warp, int(lane))
             issue_store(
                 warp,
                 int(lane),
-                _shared_source(warp, int(lane), int(source.at(warp)[lane]), count),
+                _shared_source(warp, (group.agent, group.epoch), int(source.at(warp)[lane]), count),
                 functools.partial(_write, memory.data[start : start + count].view(dtype), operation, kind),
                 f"bulk store of {count} bytes to global memory",
             )

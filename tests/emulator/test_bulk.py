@@ -104,6 +104,8 @@ def test_stores_that_nobody_waits_for(body, message):
     with pytest.raises(ExecutionError, match=message) as caught:
         run(FILL + PUBLISH + body)
     assert caught.value.check == "bulk group"
+    found = run(FILL + PUBLISH + body, options=Options(allow_unwaited_stores=True))
+    assert found.tolist() == list(range(100, 132))
 
 
 def test_waiting_leaves_the_newest_groups_pending():

@@ -131,6 +131,14 @@ def test_registers_written_on_every_path_may_be_read():
     assert lanes(body) == [2 if i < 5 else 1 for i in range(32)]
 
 
+def test_copying_a_register_that_was_never_written_is_no_error_but_using_the_copy_is():
+    body = "setp.lt.u32 %p1, %r0, 5; @%p1 bra A; mov.b32 %r7, 1; A: mov.b32 %r8, %r7; mov.b32 %r9, %r8;"
+    assert lanes(body + "mov.b32 %r1, 3;") == [3] * 32
+    assert lanes(body + "mov.b32 %r1, 3; @!%p1 add.u32 %r1, %r9, 0;") == [3] * 5 + [1] * 27
+    with pytest.raises(ExecutionError, match="reads register %r9"):
+        lanes(body + "add.u32 %r1, %r9, 0;")
+
+
 def test_endless_loops_are_found():
     with pytest.raises(Deadlock, match="does not end"):
         lanes("mov.b32 %r1, 0; LOOP: setp.eq.u32 %p1, %r1, 0; @%p1 bra LOOP;", Options(max_steps=100_000))
