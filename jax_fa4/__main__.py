@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jax_fa4 import configs, emulate_command
-from jax_fa4.configs import KernelConfig
+from jax_fa4.configs import Config
 from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
 from jax_fa4.cubins.info import describe
@@ -62,7 +62,7 @@ def _build(options: argparse.Namespace) -> int:
     return 0
 
 
-def _selected(options: argparse.Namespace) -> list[KernelConfig]:
+def _selected(options: argparse.Namespace) -> list[Config]:
     """The kernels that the command line asks for; asking for what no kernel has ends the program."""
     wanted = [config for arch in dict.fromkeys(options.arch) for config in configs.all_configs(arch)]
     for option, field in (("--dtype", "dtype"), ("--head-dim", "head_dim")):

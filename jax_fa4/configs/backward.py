@@ -7,7 +7,7 @@ to it and writes dk and dv, postprocess scales and rounds it. All three cut the 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
@@ -295,7 +295,7 @@ class BackwardConfig(TileConfig):
         """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""
         return elements_a_row * WARPGROUP_ROWS // WARPGROUP + OTHER_REGISTERS
 
-    def _shared(self) -> dict[str, object]:
+    def _shared(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}
 
 

@@ -123,7 +123,7 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
 
 
 def all_configs() -> tuple[Config, ...]:
-    """What calls mostly ask for; `forward` and `backward` give others, which are compiled when they are first needed."""
+    """What calls mostly ask for; `forward` and `backward` give others, compiled when they are first needed."""
     sides = (False, True)
     specs = [
         AttentionSpec(
@@ -138,5 +138,5 @@ def all_configs() -> tuple[Config, ...]:
         )
     ]
     forwards = [config for spec in specs if (config := forward(spec))]
-    backwards = [kernel for spec in specs if (config := backward(spec)) for kernel in config.kernels]
+    backwards = [kernel for spec in specs if (kernels := backward(spec)) for kernel in kernels.kernels]
     return tuple(dict.fromkeys([*forwards, *backwards]))

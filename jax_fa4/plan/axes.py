@@ -1,9 +1,9 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
-k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim of v, m tiles of queries,
-c the two ends of a range. Query heads in memory are kv heads and their groups side by side, so both together count as
-one axis there. An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it
-has one element in place of b, n, t.
+k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim
+of v, m tiles of queries, c the two ends of a range. Query heads in memory are kv heads and their groups side by side,
+so both together count as one axis there. An array that no device splits has b for all its batch axes, n for all query
+heads, and x, y, z where it has one element in place of b, n, t.
 """
 
 from __future__ import annotations

@@ -29,10 +29,13 @@ def operand_names(config: BackwardConfig) -> tuple[str, ...]:
 def backward(config: BackwardConfig, kernels: Sequence[Kernel], layout: Layout) -> Plan:
     """The plan of a backward call whose arrays lie in memory as `layout` says; `kernels`: of `config.kernels`."""
     buffers = Buffers(operand_names(config), RESULTS, config, layout)
-    tiles = (buffers.query_tiles(), buffers.key_tiles(), buffers.query_tiles())
     return Plan(
         arch=config.arch,
         operands=buffers.operands,
         results=buffers.results,
-        launches=tuple(map(buffers.launch, config.kernels, kernels, tiles)),
+        launches=(
+            buffers.launch(config.preprocess, kernels[0], buffers.query_tiles()),
+            buffers.launch(config, kernels[1], buffers.key_tiles()),
+            buffers.launch(config.postprocess, kernels[2], buffers.query_tiles()),
+        ),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jax_fa4.configs import Config, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs import BackwardConfig, Config, KernelConfig, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.plan.axes import (
     KEY_BLOCKS,
     KV_IDS,
@@ -56,7 +56,7 @@ class Kernel(NamedTuple):
 class Buffer(NamedTuple):
     """One buffer of the call: its number and its axes."""
 
-    index: int
+    number: int
     axes: Axes
 
 
@@ -81,12 +81,13 @@ class Buffers:
         self,
         operands: Sequence[str],
         results: Sequence[str],
-        config: Config,
+        config: KernelConfig | BackwardConfig,
         layout: Layout,
         dense: Mapping[str, Axes] | None = None,
     ) -> None:
         """`config`: of the call's main kernel; `dense`: axes of a mask and a bias."""
         self.config = config
+        self.tile_n = config.tile_n
         dense = dense or {}
         self.buffers = {
             name: Buffer(i, dense.get(name) or axes_of(name, layout)) for i, name in enumerate((*operands, *results))
@@ -94,18 +95,18 @@ class Buffers:
         self.operands = tuple(self._spec(name) for name in operands)
         self.results = tuple(self._spec(name) for name in results)
         q, k = self.buffers["q"], self.buffers["k"]
-        kv_heads = q.axes.size(q.index, "k")
-        q_len = q.axes.size(q.index, "t")
+        kv_heads = q.axes.size(q.number, "k")
+        q_len = q.axes.size(q.number, "t")
         # the kernels' names for sizes
         self.extents: dict[str, ExprLike] = {
             "q_len": q_len,
             "q_tiles": ceil_div(q_len, config.tile_m),
             "padded_q_len": ceil_div(q_len, config.tile_m) * config.tile_m,
-            "kv_len": k.axes.size(k.index, "s"),
-            "q_heads": kv_heads * q.axes.size(q.index, "g"),
+            "kv_len": k.axes.size(k.number, "s"),
+            "q_heads": kv_heads * q.axes.size(q.number, "g"),
             "kv_heads": kv_heads,
-            "batch": q.axes.batch(q.index),
-            "head_dim": q.axes.size(q.index, "d"),
+            "batch": q.axes.batch(q.number),
+            "head_dim": q.axes.size(q.number, "d"),
             "range": 2,
         }
         for name in dense:
@@ -117,7 +118,7 @@ class Buffers:
 
     def key_tiles(self) -> Expr:
         """A CTA for each tile of keys of each kv head."""
-        return ceil_div(self.extents["kv_len"], self.config.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
+        return ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
 
     def launch(self, config: Config, kernel: Kernel, tiles: Expr) -> Launch:
         """The launch of one of the call's kernels."""
@@ -159,13 +160,13 @@ class Buffers:
                 return self._tensor_map(param)
             case PointerParam():
                 itemsize = DTYPES[param.dtype].itemsize
-                size: ExprLike = math.prod((self.extents[name] for name in param.dims), start=itemsize)  # type: ignore[call-overload]
-                return Pointer(buffer=self.buffers[param.name].index, extent=size, align=param.pointee_align)
+                size = math.prod((as_expr(self.extents[name]) for name in param.dims), start=as_expr(itemsize))
+                return Pointer(buffer=self.buffers[param.name].number, extent=size, align=param.pointee_align)
             case ScalarParam():
                 return Scalar(dtype="i64" if param.dtype == "int64" else "i32", value=self.extents[param.name])
 
     def _tensor_map(self, param: MapParam) -> TensorMap:
-        """Rows of a head lie apart by the sequence's stride, heads by the innermost head axis's, batches by all axes."""
+        """Rows lie apart by the sequence's stride, heads by the innermost head axis's, batches by all axes."""
         index, axes = self.buffers[param.name]
         letters = {"q_len": "t", "kv_len": "s", "q_heads": "g", "kv_heads": "k", "batch": ""}
         outer = param.dims[1:]  # the innermost is contiguous
@@ -177,8 +178,8 @@ class Buffers:
             dims=tuple(dims),
             strides=strides,
             box=param.box,
-            swizzle=param.swizzle,
-            l2_promotion=param.l2_promotion,
+            swizzle=param.swizzle,  # type: ignore[arg-type]  # one of the widths that exist
+            l2_promotion=param.l2_promotion,  # type: ignore[arg-type]
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
 __all__ = ["backward_lowering", "forward_lowering", "unless_kernel_asked"]
 
 Lowering = Callable[..., Any]
+_C = TypeVar("_C")
 
 
 class Target(NamedTuple):
@@ -113,7 +114,7 @@ def _arch_of(device: jax.Device) -> str:
 
 def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The results of the primitive from those of the call."""
-    configs = [forward_config(spec, arch) for arch in target.archs]
+    configs = [_present(forward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels([config]) for config in configs]
     x = unpack(fields, args)
     dense = {
@@ -122,7 +123,7 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         if (a := getattr(x, name)) is not None
     }
     dense_axes = {name: axes for name, (_, axes) in dense.items()}
-    plans = [forward.forward(c, *k.names, spec.layout, dense_axes) for c, k in zip(configs, kernels, strict=True)]
+    plans = [forward.forward(c, k.names[0], spec.layout, dense_axes) for c, k in zip(configs, kernels, strict=True)]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     operands = {
@@ -141,7 +142,7 @@ def _backward(
     *args: jax.Array, fields: tuple[str, ...], wrt: tuple[str, ...], spec: AttentionSpec, target: Target
 ) -> list[jax.Array]:
     """The gradients of q, k and v from the results of the call, the others of which are scratch."""
-    configs = [backward_config(spec, arch) for arch in target.archs]
+    configs = [_present(backward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels(config.kernels) for config in configs]
     plans = [backward.backward(c, k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
     x = unpack(fields, args)
@@ -167,6 +168,11 @@ def _backward(
     }
     dq, dk, dv, *_ = _call(operands, results, spec, kernels, plans, target)
     return [_from_logical(dq, x.q.shape), jnp.moveaxis(dk, -3, -2), jnp.moveaxis(dv, -3, -2)]
+
+
+def _present(config: _C | None) -> _C:
+    assert config is not None, "the lowering has asked whether there is a kernel"
+    return config
 
 
 class Kernels(NamedTuple):

@@ -34,6 +34,7 @@ def unless_emulated(lowering: Lowering) -> Lowering:
         if reason := why_unsupported(spec, arch):
             raise NotImplementedError(f"implementation='emulate': {reason}")
         config = forward_config(spec, arch)
+        assert config is not None, "why_unsupported has been asked"
         if unknown := sorted(set(forward.operand_names(config)) - set(emulate.OPERANDS)):
             raise NotImplementedError(f"implementation='emulate' does not take {', '.join(unknown)} yet")
         cubins.get(config)  # compiled now, so that what fails doesn't fail in the callback

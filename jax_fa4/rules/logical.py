@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jax_fa4.configs import KernelConfig
+from jax_fa4.configs import BackwardConfig, KernelConfig
 from jax_fa4.operands import Operands
 from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.segments import key_blocks
@@ -19,7 +19,7 @@ from jax_fa4.rules.segments import key_blocks
 __all__ = ["dense_operand", "logical", "query_heads"]
 
 
-def logical(name: str, x: Operands, config: KernelConfig) -> jax.Array:
+def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig) -> jax.Array:
     """One operand of the call; the call's layout undoes the transposition of q, k and v."""
     group = x.q.shape[-2] // x.k.shape[-2] if x.k.shape[-2] else 1
     match name:
