@@ -73,7 +73,7 @@ WORK = ("cp.", "st.", "stmatrix", "bar.", "wgmma", "mbarrier.arrive", "mbarrier.
 
 
 def guards_only_setup(mutant: Mutant) -> bool:
-    """Whether the block behind a broken guard only prefetches, or initialises barriers: all lanes or none may do that."""
+    """Whether the block behind a broken guard only prefetches or initialises barriers, which any lanes may do."""
     lines = mutant.ptx.split("\n")[mutant.line :]
     block = itertools.takewhile(lambda line: not line.startswith("$L"), lines)
     return not any(line.strip().startswith(WORK) for line in block)
