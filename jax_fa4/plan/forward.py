@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
 class Buffer(NamedTuple):
     """One buffer of the call: its number and its axes."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's method of this name is not needed
     axes: Axes
 
 
@@ -96,7 +96,7 @@ def _bind(param: KernelParam, buffers: Mapping[str, Buffer], extents: Mapping[st
         case MapParam():
             return _tensor_map(param, buffers[param.name], extents)
         case PointerParam():
-            size = math.prod((extents[name] for name in param.dims), start=4)  # type: ignore[call-overload]
+            size = math.prod((extents[name] for name in param.dims), start=4)
             return Pointer(buffer=buffers[param.name].index, extent=size, align=4)
         case ScalarParam():
             return Scalar(dtype="i32", value=extents[param.name])
@@ -115,6 +115,6 @@ def _tensor_map(param: MapParam, buffer: Buffer, extents: Mapping[str, Expr]) ->
         dims=tuple(dims),
         strides=strides,
         box=param.box,
-        swizzle=param.swizzle,
-        l2_promotion=param.l2_promotion,
+        swizzle=param.swizzle,  # type: ignore[arg-type]  # checked by TensorMap
+        l2_promotion=param.l2_promotion,  # type: ignore[arg-type]
     )
