@@ -157,7 +157,7 @@ def main() -> None:
     """Trains, reports, writes."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--layers", type=int, default=6 if on_gpu else 2)
     parser.add_argument("--heads", type=int, default=6 if on_gpu else 2, help=f"of {HEAD_DIM} features each")
     parser.add_argument("--length", type=int, default=512 if on_gpu else 64, help="characters the model sees")
