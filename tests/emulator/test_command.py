@@ -23,7 +23,7 @@ def test_a_problem_is_run_compared_and_drawn(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--head-dim", "72"], "jax_fa4 has no sm_90a kernel for head_dim 72 in bfloat16"),
+        (["--head-dim", "264"], "jax_fa4 has no sm_90a kernel for head_dim 264 in bfloat16"),
         (["--heads", "3", "--kv-heads", "2"], "--heads must be a multiple of --kv-heads, got 3 and 2"),
         (["--q-len", "0"], "--q-len and --heads must be at least 1"),
     ],
