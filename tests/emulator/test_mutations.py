@@ -47,7 +47,7 @@ HARMLESS = {
 
 
 def run(ptx: str, options: Options):
-    out, lse, result = forward(ptx, CONFIG, call_of(testing.random(CELL)), options)
+    out, lse, result = forward(ptx, CONFIG, call_of(CELL, testing.random(CELL), CONFIG), options)
     return out, lse, result
 
 
