@@ -1,4 +1,4 @@
-"""Small forward calls for NVIDIA's compute-sanitizer; lengths lie one under and one over tile multiples.
+"""Small calls of every kernel for NVIDIA's compute-sanitizer; lengths lie one under and one over tile multiples.
 
     XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --report-api-errors no python tests/gpu/sanitize.py
 
@@ -8,20 +8,64 @@ calls are left out, because the launcher asks for one parameter more than a kern
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
-for head_dim, causal, (q, k) in itertools.product(
-    (64, 128), (False, True), ((1, 1), (127, 129), (193, 191), (129, 300), (300, 65))
-):
-    x = testing.random(
-        Cell(batch=(1,), q=q, k=k, kv_heads=1, group=2, head_dim=head_dim, dtype="bfloat16", causal=causal)
-    )
-    out, lse = jax_fa4.attention(**x, return_lse=True, implementation="kernel")
+LENGTHS = ((1, 1), (127, 129), (193, 191), (129, 300), (300, 65))
+FEATURES = (
+    {"q_lengths": (0, 129), "kv_lengths": (1, 190)},
+    {"window": (50, 20), "q_offset": 3},
+    {"segments": 3},
+    {"mask": "full"},
+    {"bias": "full"},
+    {"softcap": 20.0},
+    {"sinks": True},
+)
+
+
+def close(got, exact):
+    got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
+    assert np.array_equal(np.isinf(got), np.isinf(exact))
+    assert np.abs(np.where(np.isinf(exact), 0, got - np.where(np.isinf(exact), 0, exact))).max(initial=0) < 0.05
+
+
+def arrays_and_options(cell):
+    x = testing.random(cell)
+    arrays = {name: jnp.asarray(value) for name, value in x.items() if isinstance(value, np.ndarray)}
+    return x, arrays, {name: value for name, value in x.items() if name not in arrays}
+
+
+def forward(cell):
+    x, arrays, options = arrays_and_options(cell)
+    out, lse = jax_fa4.attention(**arrays, **options, return_lse=True, implementation="kernel")
     exact = testing.attention(x)
-    assert np.abs(np.asarray(out, np.float64) - exact.out).max() < 0.05
-    assert np.array_equal(np.isinf(lse), np.isinf(exact.lse))
+    close(out, exact.out)
+    close(lse, exact.lse)
+
+
+def backward(cell):
+    x, arrays, options = arrays_and_options(cell)
+
+    def loss(qkv):
+        return jax_fa4.attention(**{**arrays, **qkv}, **options, implementation="kernel").astype(jnp.float32).sum()
+
+    got = jax.grad(loss)({name: arrays[name] for name in "qkv"})
+    exact = testing.gradients(x, np.ones((*x["q"].shape[:-1], x["v"].shape[-1])))
+    for name in "qkv":
+        scale = max(np.abs(exact[name]).max(), 1)
+        close(np.asarray(got[name], np.float64) / scale, exact[name] / scale)
+
+
+SMALL = {"batch": (1,), "kv_heads": 1, "group": 2, "dtype": "bfloat16"}
+for head_dim, causal, (q, k) in itertools.product((64, 128), (False, True), LENGTHS):
+    cell = Cell(**SMALL, q=q, k=k, head_dim=head_dim, causal=causal)
+    forward(cell)
+    backward(cell)
+for feature in FEATURES:
+    forward(Cell(**{**SMALL, "batch": (2,), "q": 129, "k": 191, "head_dim": 128, **feature}))
 print("done")  # noqa: T201
