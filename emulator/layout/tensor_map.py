@@ -20,7 +20,7 @@ ELEMENT_BYTES = {
     "u8": 1, "u16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4,
 }  # fmt: skip
 FLOATS = ("f16", "bf16", "f32", "f64", "tf32")
-FILL_BYTES = {1: 0x00, 2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+NAN_FILL = 0x7FF7  # of each 16 bits, for every type: what an H200 writes
 MAX_BOX, MAX_ELEMENT_STRIDE = 256, 8
 MAX_STRIDE = 1 << 40
 UNIT_BYTES = 8
@@ -108,7 +108,7 @@ class TensorMap:
     @property
     def fill(self) -> int:
         """Bit pattern of the elements that loads find outside the tensor."""
-        return FILL_BYTES[self.element_bytes] if self.fills_nan else 0
+        return int(f"{NAN_FILL:04X}" * (self.element_bytes // 2), 16) if self.fills_nan else 0
 
     def clip(self, coordinates: tuple[int, ...]) -> Clip | None:
         """The elements inside the tensor of the box that starts at `coordinates`, anywhere; None if there are none."""

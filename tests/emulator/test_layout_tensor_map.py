@@ -71,10 +71,19 @@ def test_bytes_lie_where_the_swizzle_puts_their_linear_address(mode, start):
     assert (np.sort(lowest + np.arange(8), axis=1).ravel() == mode(start + np.arange(tensor.box_bytes))).all()
 
 
-def test_fill_is_zero_or_a_nan_of_the_type():
+def test_fill_is_zero_unless_asked_for_nan():
     assert TensorMap(**VALID).fill == 0
-    nan = np.array(TensorMap(**VALID, fills_nan=True).fill, np.uint16)
-    assert np.isnan((nan.astype(np.uint32) << 16).view(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("f16", 0x7FF7), ("bf16", 0x7FF7), ("tf32", 0x7FF77FF7)])
+def test_nan_fill_repeats_the_16_bits_that_hardware_writes(dtype, bits):
+    assert TensorMap(**VALID | {"dtype": dtype, "box": (16, 1)}, fills_nan=True).fill == bits
+
+
+@pytest.mark.parametrize(("dtype", "unsigned"), [("f16", "u2"), ("f32", "u4"), ("f64", "u8")])
+def test_the_fill_is_a_nan_of_the_type(dtype, unsigned):
+    fill = TensorMap(**VALID | {"dtype": dtype, "box": (8, 1)}, fills_nan=True).fill
+    assert np.isnan(np.array(fill, unsigned).view(unsigned.replace("u", "f")))
 
 
 @pytest.mark.parametrize(
