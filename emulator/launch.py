@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Buffer", "Launch", "Options", "Parameter", "TensorMap"]
+__all__ = ["Buffer", "Launch", "Options", "Parameter", "Struct", "TensorMap"]
 
 Extent3 = tuple[int, int, int]
 
@@ -49,7 +49,15 @@ class TensorMap:
     oob_fill: Literal["zero", "nan"] = "zero"
 
 
-Parameter = bytes | Buffer | TensorMap
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Struct:
+    """A struct parameter of `size` bytes: (offset, value) of its fields; bytes between them are zero."""
+
+    size: int
+    fields: tuple[tuple[int, bytes | Buffer], ...]
+
+
+Parameter = bytes | Buffer | TensorMap | Struct
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jax_fa4.emulator import execute, program
 from jax_fa4.emulator.barriers import ClusterBarrier, Mbarriers, NamedBarriers
 from jax_fa4.emulator.errors import EmulatorError, ExecutionError, Fault
-from jax_fa4.emulator.launch import Buffer, Launch, Options, TensorMap
+from jax_fa4.emulator.launch import Buffer, Launch, Options, Struct, TensorMap
 from jax_fa4.emulator.layout import swizzle
 from jax_fa4.emulator.layout import tensor_map as layout
 from jax_fa4.emulator.memory import (
@@ -103,18 +103,27 @@ class Machine:
         size = max((parameter.offset + parameter.size for parameter in expected), default=0)
         block = np.zeros(-(-size // 16) * 16, np.uint8)
         for parameter, given in zip(expected, self.launch.params, strict=True):
-            if isinstance(given, Buffer):
-                memory = self.global_memory.add(given.array)
-                data = (memory.base + given.offset).to_bytes(8, "little")
-            elif isinstance(given, TensorMap):
+            if isinstance(given, TensorMap):
                 self.tensor_maps[parameter.offset] = self._bind_map(given)
                 data = bytes(128)
+            elif isinstance(given, Struct):
+                struct = bytearray(given.size)
+                for offset, value in given.fields:
+                    field = self._bytes(value)
+                    struct[offset : offset + len(field)] = field
+                data = bytes(struct)
             else:
-                data = given
+                data = self._bytes(given)
             if len(data) != parameter.size:
                 raise ValueError(f"parameter {parameter.name} has {parameter.size} bytes, the launch gives {len(data)}")
             block[parameter.offset : parameter.offset + len(data)] = np.frombuffer(data, np.uint8)
         return block
+
+    def _bytes(self, given: bytes | Buffer) -> bytes:
+        """A number, or the address of a buffer."""
+        if isinstance(given, bytes):
+            return given
+        return (self.global_memory.add(given.array).base + given.offset).to_bytes(8, "little")
 
     def _bind_map(self, given: TensorMap) -> BoundTensorMap:
         memory = self.global_memory.add(given.buffer.array)

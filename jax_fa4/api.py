@@ -115,8 +115,8 @@ def attention(
       layout: "BTNH", the order above, or "BNTH": q, k, v and out are [*batch, heads, seq, head_dim]. No shape tells one
         from the other.
       implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
-        once where a GPU has to run blockwise JAX. "emulate" is for debugging: a host callback runs the kernel for
-        `jax_fa4.target_arch` ("sm_90a") in an emulator, on any machine and very slowly; gradients are not emulated.
+        once where a GPU has to run blockwise JAX. "emulate" is for debugging: a host callback runs the kernels for
+        `jax_fa4.target_arch` ("sm_90a"), those of the gradients too, in an emulator, on any machine and very slowly.
 
     Returns:
       out [*batch, T, N, E] in q's dtype; with return_lse (out, lse), where lse is [*batch, N, T] float32 (float64 for

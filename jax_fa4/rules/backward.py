@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fa4 import blockwise
 from jax_fa4.rules.batching import batched_spec, lead
-from jax_fa4.rules.cuda import backward_lowering
+from jax_fa4.rules.cuda import BACKWARD, kernel_or, unless_emulated
 from jax_fa4.rules.derivatives import dense, jitted, linear_jvp_rule
 from jax_fa4.rules.pack import unpack
 from jax_fa4.rules.sharding import check_varying, clean
@@ -79,8 +79,9 @@ def _backward_batching_rule(axis_data, args, dims, *, fields, wrt, spec):
 
 
 _tangent_lowering = clean(mlir.lower_fun(_tangent_implementation, multiple_results=True))
-_default_lowering = clean(mlir.lower_fun(_backward_implementation, multiple_results=True))
-_cuda_lowering = backward_lowering(_default_lowering)
+_blockwise_lowering = clean(mlir.lower_fun(_backward_implementation, multiple_results=True))
+_cuda_lowering = unless_emulated(kernel_or(_blockwise_lowering, BACKWARD), BACKWARD)
+_default_lowering = unless_emulated(_blockwise_lowering, BACKWARD)
 
 tangent_p = Primitive("jax_fa4_tangent")
 tangent_p.multiple_results = True

@@ -1,4 +1,4 @@
-"""The lowering for NVIDIA GPUs: our kernel where there is one, else blockwise JAX with a warning or an error."""
+"""Lowerings to kernels, on NVIDIA GPUs or emulated; a GPU without one for the call runs blockwise JAX and warns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax_fa4.configs import Config, backward_config, forward_config
 from jax_fa4.plan import Plan, backward, encode, encode_images, forward
 from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import Kernel, axes_of, scalars_of
+from jax_fa4.rules import emulated
 from jax_fa4.rules.launch import Result, launch
 from jax_fa4.rules.logical import dense_operand, logical, query_heads
 from jax_fa4.rules.pack import unpack
@@ -21,7 +22,7 @@ from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
 
-__all__ = ["backward_lowering", "forward_lowering", "unless_kernel_asked"]
+__all__ = ["BACKWARD", "FORWARD", "KernelCall", "kernel_or", "unless_emulated", "unless_kernel_asked"]
 
 Lowering = Callable[..., Any]
 _C = TypeVar("_C")
@@ -31,43 +32,49 @@ class Target(NamedTuple):
     """What a program is lowered for."""
 
     archs: tuple[str, ...]  # "sm_90a"
-    embeds: bool  # an exported program carries its cubins
-    splits: bool  # XLA may give each device a part of the call
+    embeds: bool = False  # an exported program carries its cubins
+    splits: bool = False  # XLA may give each device a part of the call
+    emulates: bool = False  # the host runs the PTX of the kernels
 
 
-def forward_lowering(blockwise: Lowering) -> Lowering:
-    """The forward's lowering for cuda; `blockwise` is that of every other platform."""
-    return _where_there_is_a_kernel(blockwise, _forward, lambda spec, arch: why_unsupported(spec, arch))
+class KernelCall(NamedTuple):
+    """What kernels do for a primitive, as a function of JAX, and why they can't: a reason or None."""
+
+    function: Callable[..., list[jax.Array]]
+    why_not: Callable[[AttentionSpec, str, Mapping[str, Any]], str | None]  # spec, architecture, other parameters
 
 
-def backward_lowering(blockwise: Lowering) -> Lowering:
-    """The backward's lowering for cuda. Kernels give the gradients of q, k and v and of nothing else."""
-
-    def lower(ctx: Any, *args: Any, wrt: tuple[str, ...], **params: Any) -> Any:
-        def why(spec: AttentionSpec, arch: str) -> str | None:
-            return why_no_gradient(spec, arch, wrt)
-
-        return _where_there_is_a_kernel(blockwise, _backward, why)(ctx, *args, wrt=wrt, **params)
-
-    return lower
-
-
-def _where_there_is_a_kernel(
-    blockwise: Lowering, kernel: Callable[..., Any], why_not: Callable[[AttentionSpec, str], str | None]
-) -> Lowering:
-    """Lowers to `kernel`, a function of JAX, unless `why_not` has a reason or the user asked for XLA."""
+def kernel_or(blockwise: Lowering, call: KernelCall) -> Lowering:
+    """The lowering for cuda: kernels unless there are none or the user asked for XLA."""
 
     def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
         target = _target(ctx)
         if spec.implementation == "xla":
             return blockwise(ctx, *args, spec=spec, **params)
-        if reasons := [reason for arch in target.archs if (reason := why_not(spec, arch))]:
+        if reasons := [reason for arch in target.archs if (reason := call.why_not(spec, arch, params))]:
             _fall_back(spec, reasons[0])
             return blockwise(ctx, *args, spec=spec, **params)
-        rule = clean(mlir.lower_fun(kernel, multiple_results=True))
-        return rule(ctx, *args, spec=spec, target=target, **params)
+        return _lowered(call)(ctx, *args, spec=spec, target=target, **params)
 
     return lower
+
+
+def unless_emulated(lowering: Lowering, call: KernelCall) -> Lowering:
+    """`lowering` for any platform, unless the user asked for the emulator."""
+
+    def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
+        if spec.implementation != "emulate":
+            return lowering(ctx, *args, spec=spec, **params)
+        arch = export.target_archs()[0]
+        if reason := call.why_not(spec, arch, params):
+            raise NotImplementedError(f"implementation='emulate': {reason}")
+        return _lowered(call)(ctx, *args, spec=spec, target=Target((arch,), emulates=True), **params)
+
+    return lower
+
+
+def _lowered(call: KernelCall) -> Lowering:
+    return clean(mlir.lower_fun(call.function, multiple_results=True))
 
 
 def unless_kernel_asked(blockwise: Lowering) -> Lowering:
@@ -204,17 +211,22 @@ def _call(
     binaries = [cubin for each in kernels for cubin in each.cubins]
     for cubin, step in zip(binaries, (step for plan in plans for step in plan.launches), strict=True):
         cubins.check_params(cubin, step)
-        cubins.register(cubin)
     dense_axes = dense_axes or {}
-    return launch(
-        list(operands.values()),
-        [dense_axes.get(name) or axes_of(name, spec.layout) for name in operands],
-        tuple(Result(axes_of(name, spec.layout), shape, dtype) for name, (shape, dtype) in results.items()),
-        plan=encode(plans),
-        images=encode_images({c.key: c.image for c in binaries}) if target.embeds else None,
-    )
+    arrays = list(operands.values())
+    axes = [dense_axes.get(name) or axes_of(name, spec.layout) for name in operands]
+    made = tuple(Result(axes_of(name, spec.layout), shape, dtype) for name, (shape, dtype) in results.items())
+    if target.emulates:
+        return emulated.launch(arrays, axes, made, plan=plans[0], ptx={c.key: c.ptx for c in binaries})
+    for cubin in binaries:
+        cubins.register(cubin)
+    images = encode_images({c.key: c.image for c in binaries}) if target.embeds else None
+    return launch(arrays, axes, made, plan=encode(plans), images=images)
 
 
 def _from_logical(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """[*B, K, T, G, D] to [*B, T, N, D], which is `shape`."""
     return jnp.moveaxis(a, -4, -3).reshape(shape)
+
+
+FORWARD = KernelCall(_forward, lambda spec, arch, params: why_unsupported(spec, arch))
+BACKWARD = KernelCall(_backward, lambda spec, arch, params: why_no_gradient(spec, arch, params["wrt"]))

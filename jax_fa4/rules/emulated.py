@@ -1,71 +1,63 @@
-"""The lowering for implementation="emulate": a callback to this host, which runs the kernel's PTX in the emulator."""
+"""The call of `launch` for implementation="emulate": a callback to this host, which emulates the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import mlir
 
-from jax_fa4 import cubins, emulate, export
-from jax_fa4.configs import forward_config
-from jax_fa4.operands import Operands
-from jax_fa4.plan import forward
-from jax_fa4.rules.pack import unpack
-from jax_fa4.rules.sharding import clean
-from jax_fa4.spec import AttentionSpec
-from jax_fa4.support import why_unsupported
+from jax_fa4 import emulate
+from jax_fa4.plan import Plan
+from jax_fa4.plan.axes import Axes
+from jax_fa4.rules.launch import Result
 
-__all__ = ["unless_emulated"]
+__all__ = ["launch"]
 
-Lowering = Callable[..., Any]
 HostArray = np.ndarray[Any, Any]
 
 
-def unless_emulated(lowering: Lowering) -> Lowering:
-    """The forward's lowering for any platform: `lowering`, unless the user asked for the emulator."""
+def launch(
+    operands: Sequence[jax.Array],
+    axes: Sequence[Axes],
+    results: Sequence[Result],
+    *,
+    plan: Plan,
+    ptx: Mapping[str, str],
+) -> list[jax.Array]:
+    """Emulates `plan` on operands in logical order; `ptx` by the keys of the plan's cubins."""
+    num_batch_axes = operands[0].ndim - len(axes[0].logical)
 
-    def lower(ctx: Any, *args: Any, spec: AttentionSpec, **params: Any) -> Any:
-        if spec.implementation != "emulate":
-            return lowering(ctx, *args, spec=spec, **params)
-        arch = export.target_archs()[0]
-        if reason := why_unsupported(spec, arch):
-            raise NotImplementedError(f"implementation='emulate': {reason}")
-        config = forward_config(spec, arch)
-        assert config is not None, "why_unsupported has been asked"
-        if unknown := sorted(set(forward.operand_names(config)) - set(emulate.OPERANDS)):
-            raise NotImplementedError(f"implementation='emulate' does not take {', '.join(unknown)} yet")
-        cubins.get(config)  # compiled now, so that what fails doesn't fail in the callback
-        rule = clean(mlir.lower_fun(_forward, multiple_results=True))
-        return rule(ctx, *args, spec=spec, arch=arch, **params)
+    def run(*arrays: Any) -> list[HostArray]:
+        buffers = [
+            emulate.Array(_in_memory(np.asarray(a), each, num_batch_axes), a.shape)
+            for a, each in zip(arrays, axes, strict=True)
+        ]
+        written = [emulate.Array(_unwritten(r, num_batch_axes), r.shape) for r in results]
+        emulate.run_plan(plan, ptx, [*buffers, *written])
+        return [_logical(a.memory, r.axes, num_batch_axes) for a, r in zip(written, results, strict=True)]
 
-    return lower
-
-
-def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, arch: str) -> list[jax.Array]:
-    def run(*arrays: Any) -> tuple[HostArray, HostArray]:
-        return _emulate(unpack(fields, [np.asarray(a) for a in arrays]), spec, arch)
-
-    x = unpack(fields, args)
-    out = jax.ShapeDtypeStruct((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype)
-    lse = jax.ShapeDtypeStruct((*x.q.shape[:-3], x.q.shape[-2], x.q.shape[-3]), np.float32)
-    return list(jax.pure_callback(run, (out, lse), *args))
+    shapes = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
+    return list(jax.pure_callback(run, shapes, *operands))
 
 
-def _emulate(x: Operands, spec: AttentionSpec, arch: str) -> tuple[HostArray, HostArray]:
-    """out [*B, T, N, E] and lse [*B, N, T] of operands that are numpy arrays, in memory as the layout has them."""
+def _order(axes: Axes, num_batch_axes: int) -> tuple[int, ...]:
+    """Logical axes from the slowest in memory to the fastest."""
+    return axes.layout(num_batch_axes)[::-1]
 
-    def in_layout(a: Any) -> Any:
-        return a if spec.layout == "BTNH" else np.swapaxes(a, -3, -2)
 
-    result = emulate.forward(
-        *(in_layout(a) for a in (x.q, x.k, x.v)),
-        spec=spec,
-        arch=arch,
-        softmax_scale=float(x.softmax_scale),
-        window_left=0 if x.window_left is None else int(x.window_left),
-        window_right=0 if x.window_right is None else int(x.window_right),
-    )
-    return in_layout(result.out), result.lse
+def _in_memory(a: HostArray, axes: Axes, num_batch_axes: int) -> HostArray:
+    return np.ascontiguousarray(a.transpose(_order(axes, num_batch_axes)))
+
+
+def _unwritten(result: Result, num_batch_axes: int) -> HostArray:
+    """Memory whose bits are all set: NaN in a float."""
+    dtype, sizes = jnp.dtype(result.dtype), [result.shape[i] for i in _order(result.axes, num_batch_axes)]
+    return np.full(math.prod(sizes) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(sizes)
+
+
+def _logical(memory: HostArray, axes: Axes, num_batch_axes: int) -> HostArray:
+    return memory.transpose(np.argsort(_order(axes, num_batch_axes)))

@@ -13,9 +13,8 @@ from jax_fa4 import blockwise
 from jax_fa4.operands import Operands
 from jax_fa4.rules.backward import tangent_p
 from jax_fa4.rules.batching import batched_spec, lead
-from jax_fa4.rules.cuda import forward_lowering, unless_kernel_asked
+from jax_fa4.rules.cuda import FORWARD, kernel_or, unless_emulated, unless_kernel_asked
 from jax_fa4.rules.derivatives import dense, jitted, no_tangent
-from jax_fa4.rules.emulated import unless_emulated
 from jax_fa4.rules.pack import ALWAYS_LINEAR, DIFFERENTIABLE, pack, unpack
 from jax_fa4.rules.sharding import check_varying, clean, lse_aval, out_aval, promote, spread_kv_heads
 from jax_fa4.spec import AttentionSpec
@@ -85,8 +84,8 @@ def _attach_batching_rule(axis_data, args, dims, *, fields, spec):
 
 
 _blockwise_lowering = clean(mlir.lower_fun(_implementation, multiple_results=True))
-_cuda_lowering = unless_emulated(forward_lowering(_blockwise_lowering))
-_default_lowering = unless_emulated(unless_kernel_asked(_blockwise_lowering))
+_cuda_lowering = unless_emulated(kernel_or(_blockwise_lowering, FORWARD), FORWARD)
+_default_lowering = unless_emulated(unless_kernel_asked(_blockwise_lowering), FORWARD)
 
 forward_p = Primitive("jax_fa4_forward")
 forward_p.multiple_results = True

@@ -23,9 +23,10 @@ def test_a_problem_is_run_compared_and_drawn(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--head-dim", "264"], "jax_fa4 has no sm_90a kernel for head_dim 264 in bfloat16"),
+        (["--head-dim", "264"], "q's head_dim must be a multiple of 8 from 8 to 256, got 264"),
+        (["--kv-lengths", "3,4"], "--kv-lengths must name 1 lengths, got 2"),
         (["--heads", "3", "--kv-heads", "2"], "--heads must be a multiple of --kv-heads, got 3 and 2"),
-        (["--q-len", "0"], "--q-len and --heads must be at least 1"),
+        (["--q-len", "0"], "--batch, --q-len and --heads must be at least 1"),
     ],
 )
 def test_what_cannot_be_emulated_is_refused(arguments, message, capsys):

@@ -1,5 +1,7 @@
 """implementation="emulate": the kernel in the emulator, from inside a JAX program."""
 
+import dataclasses
+import functools
 import importlib.util
 
 import jax
@@ -7,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fa4 import attention, attention_varlen, target_arch
+from jax_fa4 import attention, attention_varlen, emulate, target_arch, testing
+from jax_fa4.emulator.launch import Options
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')"
@@ -15,44 +18,50 @@ needs_compiler = pytest.mark.skipif(
 
 
 def operands(q_len=40, kv_len=130, heads=2, kv_heads=1, batch=(1,)):
-    keys = jax.random.split(jax.random.key(q_len), 3)
-    shapes = (q_len, heads), (kv_len, kv_heads), (kv_len, kv_heads)
-    return [jax.random.normal(key, (*batch, *s, 64), jnp.bfloat16) for key, s in zip(keys, shapes, strict=True)]
+    cell = testing.Cell(
+        batch=batch, q=q_len, k=kv_len, kv_heads=kv_heads, group=heads // kv_heads, head_dim=64, dtype="bfloat16"
+    )
+    return [testing.random(cell)[name] for name in "qkv"]
 
 
-def both(*arrays, **arguments):
-    """(out, lse) of the emulated kernel, and of blockwise JAX in float32."""
-    emulated = attention(*arrays, **arguments, implementation="emulate", return_lse=True)
-    wide = [a.astype(jnp.float32) for a in arrays]
-    return emulated, attention(*wide, **arguments, implementation="xla", return_lse=True)
-
-
-def assert_near(emulated, expected):
-    (out, lse), (wide_out, wide_lse) = emulated, expected
-    np.testing.assert_allclose(np.asarray(out, np.float32), wide_out, atol=2e-2)
-    np.testing.assert_allclose(lse, wide_lse, rtol=1e-5, atol=1e-5)
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("shape", "arguments"),
-    [
-        ({"q_len": 200, "kv_len": 77}, {"causal": True}),  # the first queries see nothing
-        ({"heads": 4, "kv_heads": 2, "batch": ()}, {"window": (None, 5)}),
-        ({"q_len": 5, "batch": (2, 1)}, {"softmax_scale": 0.3}),
-        ({"kv_len": 0, "q_len": 3}, {}),
-    ],
+CELL = testing.Cell(batch=(2,), q=70, k=150, kv_heads=2, group=2, head_dim=64, dtype="bfloat16", causal=True)
+EVERYTHING = dataclasses.replace(
+    CELL,
+    window=(100, None),
+    q_offset=60,
+    q_lengths=(70, 33),
+    kv_lengths=(140, 90),
+    segments=2,
+    mask="full",
+    bias="keys",
+    softcap=3.0,
+    sinks=True,
+    layout="BNTH",
 )
-def test_the_results_are_attention(shape, arguments):
-    emulated, expected = both(*operands(**shape), **arguments)
-    assert emulated[0].dtype == jnp.bfloat16
-    assert_near(emulated, expected)
+CAUSAL = [
+    dataclasses.replace(CELL, q=200, k=77),  # the first queries see nothing
+    dataclasses.replace(CELL, batch=(2, 1), kv_heads=1, group=3, layout="BNTH"),
+    dataclasses.replace(CELL, batch=(), softmax_scale=0.3),
+    dataclasses.replace(CELL, q=3, k=0),
+    dataclasses.replace(CELL, q=0),
+]
+
+
+def assert_exact(cell, factor=2):
+    x = testing.random(cell)
+    out, lse = map(np.asarray, attention(**x, implementation="emulate", return_lse=True))
+    exact, rough = testing.attention(x), testing.rounded(x)
+    error = np.abs(out.astype(np.float64) - exact.out).max(initial=0)
+    assert error <= testing.error_bound(exact.out, rough.out, cell.dtype, factor)
+    seen = np.isfinite(exact.lse)
+    assert np.array_equal(np.isfinite(lse), seen)
+    np.testing.assert_allclose(lse[seen], exact.lse[seen], rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler
-def test_heads_may_come_before_the_sequence():
-    q, k, v = (jnp.swapaxes(a, 1, 2) for a in operands())
-    assert_near(*both(q, k, v, layout="BNTH"))
+@pytest.mark.parametrize("cell", CAUSAL, ids=str)
+def test_the_results_are_attention(cell):
+    assert_exact(cell)
 
 
 @needs_compiler
@@ -73,10 +82,46 @@ def test_jit_vmap_and_grad():
         np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.1)
 
 
+@needs_compiler
+def test_the_kernel_takes_every_operand():
+    assert_exact(EVERYTHING, factor=3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", ["BTNH", "BNTH"])
+def test_gradients_come_from_the_kernels(layout):
+    x = testing.random(dataclasses.replace(CELL, kv_heads=1, layout=layout))
+    rest = {name: value for name, value in x.items() if name not in "qkv"}
+    attend = functools.partial(attention, **rest, implementation="emulate", return_lse=True)
+    with emulate.recording() as launches:
+        (out, lse), pull_back = jax.vjp(attend, x["q"], x["k"], x["v"])
+        rng = np.random.default_rng(1)
+        dout, dlse = (jnp.asarray(rng.standard_normal(a.shape), a.dtype) for a in (out, lse))
+        gradients = jax.block_until_ready(pull_back((dout, dlse)))
+    assert [launch.entry.split("_")[2] for launch in launches] == ["forward", "preprocess", "backward", "postprocess"]
+    exact, rough = testing.gradients(x, dout, dlse), testing.rounded_gradients(x, dout, dlse)
+    for name, gradient in zip("qkv", gradients, strict=True):
+        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
+        assert error <= testing.error_bound(exact[name], rough[name], "bfloat16"), name
+
+
+@needs_compiler
+def test_gradients_without_a_kernel_are_refused():
+    def loss(q, k, v):
+        return attention(q, k, v, softcap=3.0, implementation="emulate").sum()
+
+    with pytest.raises(NotImplementedError, match=r"implementation='emulate': .* gradient"):
+        jax.jit(jax.grad(loss)).lower(*operands())
+
+
+@needs_compiler
+def test_a_fault_of_the_kernel_reaches_the_caller():
+    with emulate.recording(Options(order="random", max_steps=10)), pytest.raises(Exception, match="does not end"):
+        jax.block_until_ready(attention(*operands(q_len=3), causal=True, implementation="emulate"))
+
+
 def test_what_has_no_kernel_is_refused():
     q, k, v = operands()
-    with pytest.raises(NotImplementedError, match="implementation='emulate' does not take softcap yet"):
-        attention(q, k, v, softcap=3.0, implementation="emulate")
     with pytest.raises(NotImplementedError, match="has no sm_90a kernel for head_dim 64 in float32"):
         attention(*(a.astype(jnp.float32) for a in (q, k, v)), implementation="emulate")
     offsets = jnp.array([0, 40])
