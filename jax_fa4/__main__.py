@@ -1,4 +1,4 @@
-"""Commands: `python -m jax_fa4 build`, `info`, `clear-cache` and `emulate`. Parses, then calls one function."""
+"""Commands: `python -m jax_fa4` build, info, clear-cache, emulate and bench. Parses, then calls one function."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jax_fa4 import configs, emulate_command
+from jax_fa4.bench import command as bench_command
 from jax_fa4.configs import Config
 from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("info", help="versions, devices and cached kernels").set_defaults(run=_info)
     commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)
     _add_emulate(commands.add_parser("emulate", help="run a kernel without a GPU on a random problem"))
+    _add_bench(commands.add_parser("bench", help="time attention beside other implementations"))
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
@@ -101,6 +103,16 @@ def _emulate(options: argparse.Namespace) -> int:
     text, is_right = emulate_command.report(options)
     print(text)
     return int(not is_right)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    bench_command.add_arguments(parser)
+    parser.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    print(bench_command.report(options))
+    return 0
 
 
 def _info(options: argparse.Namespace) -> int:

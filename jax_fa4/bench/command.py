@@ -1,0 +1,85 @@
+"""`python -m jax_fa4 bench`: options, and the loop over cells."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax_fa4.bench.cells import Cell
+    from jax_fa4.bench.report import Report
+
+__all__ = ["add_arguments", "report"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which cells, whom to compare with, how often, and where results go."""
+    parser.add_argument(
+        "--cells", type=_words, default=(), metavar="NAMES", help="kinds or names, like varlen,d64,gqa (default: all)"
+    )
+    parser.add_argument(
+        "--peers", type=_words, default=(), metavar="NAMES", help="of cudnn,fa3,fa4,tokamax,xla (default: all but xla)"
+    )
+    parser.add_argument(
+        "--rounds", type=_rounds, default=3, help="how often peers take turns; 0 only compiles (default: 3)"
+    )
+    parser.add_argument(
+        "--clock", choices=("device", "host"), help="time of kernels, or of the wall (default: device on a GPU)"
+    )
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write JSON, anew after each cell")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw bars (.png, .svg); needs matplotlib")
+
+
+def report(options: argparse.Namespace) -> str:
+    """Runs the cells and returns the table. Files are written on the way."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # peers outside JAX need memory, too
+    import jax
+
+    from jax_fa4.bench import cells, clock, peers, report, run
+
+    wanted = cells.select(options.cells)
+    candidates = peers.select(options.peers)
+    on_gpu = jax.default_backend() == "gpu"
+    timer: clock.Clock = (
+        clock.DeviceClock() if (options.clock or ("host", "device")[on_gpu]) == "device" else clock.HostClock()
+    )
+    found = report.begin(candidates, timer.name, options.rounds)
+    present = [peer for peer in candidates if peer.name in found.peers]
+    for cell in _with_progress(wanted):
+        rows = run.time_cell(cell, present, timer, options.rounds)
+        found = dataclasses.replace(found, rows=(*found.rows, *rows))
+        _save(found, options.out)
+    if options.plot:
+        report.plot(found, options.plot)
+    return report.table(found)
+
+
+def _save(found: Report, path: pathlib.Path | None) -> None:
+    from jax_fa4.bench.report import to_json
+
+    if path is not None:
+        path.write_text(to_json(found))
+
+
+def _with_progress(cells: Sequence[Cell]) -> Iterable[Cell]:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return cells
+    bar: Iterable[Cell] = tqdm(cells, desc="cells", unit="cell")
+    return bar
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _rounds(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
+    return number

@@ -1,0 +1,163 @@
+"""What a benchmark found, as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+import jax_fa4
+from jax_fa4.bench.cells import Direction, Kind
+from jax_fa4.bench.peers import OURS, Peer
+from jax_fa4.bench.run import Row
+
+__all__ = ["Report", "begin", "environment", "plot", "summary", "table", "to_json"]
+
+REASON_WIDTH = 110
+PACKAGES = ("jax", "jaxlib", "nvidia-cudnn-cu13", "torch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Rows in the order of the cells. `peers` gives each one's version, `missing` the reasons of those that are not."""
+
+    environment: dict[str, str]
+    clock: str
+    rounds: int
+    peers: dict[str, str]
+    missing: dict[str, str]
+    rows: tuple[Row, ...] = ()
+
+
+def environment() -> dict[str, str]:
+    """Date, card, driver and versions."""
+    found = {"date": time.strftime("%Y-%m-%d"), "device": jax.devices()[0].device_kind, "jax_fa4": jax_fa4.__version__}
+    if jax.default_backend() == "gpu":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        found["card"] = done.stdout.split("\n")[0] if done.returncode == 0 else "unknown"
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def begin(peers: Sequence[Peer], clock: str, rounds: int) -> Report:
+    """A report without rows: who takes part, where."""
+    missing = {peer.name: reason for peer in peers if (reason := peer.why_missing())}
+    versions = {peer.name: peer.version() for peer in peers if peer.name not in missing}
+    return Report(environment=environment(), clock=clock, rounds=rounds, peers=versions, missing=missing)
+
+
+def table(report: Report) -> str:
+    """A block for each direction and unit: a row a cell, a column a peer, and the ratio to the best peer."""
+    lines = [", ".join(f"{name} {value}" for name, value in report.environment.items())]
+    lines += [f"{name}: left out, {reason}" for name, reason in report.missing.items()]
+    for (kind, direction), rows in _blocks(report.rows):
+        lines += ["", *_block(f"{kind} {direction}, {rows[0].cell.unit}", rows, list(report.peers))]
+    refused = {
+        f"{name}, {row.cell}, {row.direction}: {reason}"[:REASON_WIDTH]: None
+        for row in report.rows
+        for name, reason in row.refused.items()
+    }
+    if refused:
+        lines += ["", "Not run:", *refused]
+    return "\n".join(lines)
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[tuple[tuple[Kind, Direction], list[Row]]]:
+    blocks: dict[tuple[Kind, Direction], list[Row]] = {}
+    for row in rows:
+        blocks.setdefault((row.cell.kind, row.direction), []).append(row)
+    yield from blocks.items()
+
+
+def _block(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    peers = [name for name in names if name != OURS and any(name in row.figures for row in rows)]
+    columns = [*peers, OURS]
+    largest = max((figure.speed for row in rows for figure in row.figures.values()), default=0.0)
+    digits = 0 if largest >= 100 else 2 if largest >= 1 else 4
+    label = max(len(title), *(len(str(row.cell)) for row in rows))
+    lines = [title.ljust(label) + "".join(name.rjust(10) for name in columns) + "ratio".rjust(8)]
+    for row in rows:
+        speeds = [f"{row.figures[name].speed:.{digits}f}" if name in row.figures else "-" for name in columns]
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        lines.append(str(row.cell).ljust(label) + "".join(speed.rjust(10) for speed in speeds) + ratio.rjust(8))
+    found = summary(rows)
+    if found is not None:
+        lines.append(f"geometric mean of ratios {found[0]:.3f}, lowest {found[1]:.3f}")
+    return lines
+
+
+def summary(rows: Iterable[Row]) -> tuple[float, float] | None:
+    """Geometric mean and minimum of the rows' ratios, None if no row has one."""
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    return (math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios)) if ratios else None
+
+
+def to_json(report: Report) -> str:
+    """Everything, the summaries included; `speed` is in the cell's unit."""
+    fields: dict[str, Any] = {
+        field.name: getattr(report, field.name) for field in dataclasses.fields(report) if field.name != "rows"
+    }
+    fields["summary"] = {
+        f"{kind} {direction}": {"geometric_mean": round(found[0], 4), "lowest": round(found[1], 4)}
+        for (kind, direction), rows in _blocks(report.rows)
+        if (found := summary(rows))
+    }
+    fields["rows"] = [
+        {
+            "id": str(row.cell),
+            "cell": dataclasses.asdict(row.cell),
+            "direction": row.direction,
+            "unit": row.cell.unit,
+            "figures": {
+                name: {
+                    "microseconds": round(figure.seconds * 1e6, 2),
+                    "speed": round(figure.speed, 3),
+                    "spread": round(figure.spread, 3),
+                }
+                for name, figure in row.figures.items()
+            },
+            "ratio": None if row.ratio is None else round(row.ratio, 4),
+            "refused": row.refused,
+        }
+        for row in report.rows
+    ]
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def plot(report: Report, path: pathlib.Path) -> None:
+    """Bars of each block, jax_fa4's in front; the format is that of the path's suffix."""
+    from matplotlib.figure import Figure as Drawing
+
+    blocks = [(key, rows) for key, rows in _blocks(report.rows) if any(row.figures for row in rows)]
+    if not blocks:
+        raise ValueError("there is nothing to plot: no peer ran any cell")
+    drawing = Drawing(figsize=(15, 4 * len(blocks)), layout="constrained")
+    names = [OURS, *(name for name in report.peers if name != OURS)]
+    all_axes = drawing.subplots(len(blocks), squeeze=False)[:, 0]
+    for axes, ((kind, direction), rows) in zip(all_axes, blocks, strict=True):
+        width = 0.8 / len(names)
+        for n, name in enumerate(names):
+            places = [place + n * width for place, row in enumerate(rows) if name in row.figures]
+            speeds = [row.figures[name].speed for row in rows if name in row.figures]
+            axes.bar(places, speeds, width, align="edge", label=name)
+        axes.set_xticks(
+            [place + 0.4 for place in range(len(rows))], [str(row.cell) for row in rows], rotation=35, ha="right"
+        )
+        axes.set_title(f"{kind}, {direction}")
+        axes.set_ylabel(rows[0].cell.unit)
+        axes.legend(ncols=len(names), loc="lower right")
+    drawing.suptitle(f"{report.environment.get('card', report.environment['device'])}, {report.environment['date']}")
+    drawing.savefig(path)
