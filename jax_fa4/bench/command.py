@@ -31,11 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clock", choices=("device", "host"), help="time of kernels, or of the wall (default: device on a GPU)"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write JSON, anew after each cell")
+    parser.add_argument("--show", type=pathlib.Path, metavar="FILE", help="run nothing: print what --out wrote to it")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw bars (.png, .svg); needs matplotlib")
 
 
 def report(options: argparse.Namespace) -> str:
-    """Runs the cells and returns the table. Files are written on the way."""
+    """Runs the cells, or reads what an earlier run found, and returns the table. Files are written on the way."""
+    from jax_fa4.bench import report
+
+    found = report.from_json(options.show.read_text()) if options.show else _run(options)
+    if options.plot:
+        report.plot(found, options.plot)
+    return report.table(found)
+
+
+def _run(options: argparse.Namespace) -> Report:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # peers outside JAX need memory, too
     import jax
 
@@ -53,9 +63,7 @@ def report(options: argparse.Namespace) -> str:
         rows = run.time_cell(cell, present, timer, options.rounds)
         found = dataclasses.replace(found, rows=(*found.rows, *rows))
         _save(found, options.out)
-    if options.plot:
-        report.plot(found, options.plot)
-    return report.table(found)
+    return found
 
 
 def _save(found: Report, path: pathlib.Path | None) -> None:

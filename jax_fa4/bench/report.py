@@ -15,13 +15,13 @@ from typing import Any
 import jax
 
 import jax_fa4
-from jax_fa4.bench.cells import Direction, Kind
+from jax_fa4.bench.cells import Cell, Direction, Kind
 from jax_fa4.bench.peers import OURS, Peer
-from jax_fa4.bench.run import Row
+from jax_fa4.bench.run import Figure, Row
 
-__all__ = ["Report", "begin", "environment", "plot", "summary", "table", "to_json"]
+__all__ = ["Report", "begin", "environment", "from_json", "plot", "summary", "table", "to_json"]
 
-REASON_WIDTH = 110
+DIGITS = 5  # of a number in JSON
 PACKAGES = ("jax", "jaxlib", "nvidia-cudnn-cu13", "torch")
 
 
@@ -65,14 +65,21 @@ def table(report: Report) -> str:
     lines += [f"{name}: left out, {reason}" for name, reason in report.missing.items()]
     for (kind, direction), rows in _blocks(report.rows):
         lines += ["", *_block(f"{kind} {direction}, {rows[0].cell.unit}", rows, list(report.peers))]
-    refused = {
-        f"{name}, {row.cell}, {row.direction}: {reason}"[:REASON_WIDTH]: None
-        for row in report.rows
-        for name, reason in row.refused.items()
-    }
-    if refused:
-        lines += ["", "Not run:", *refused]
+    if reasons := _reasons(report.rows):
+        lines += ["", "Not timed:", *reasons]
     return "\n".join(lines)
+
+
+def _reasons(rows: Iterable[Row]) -> list[str]:
+    """A line for each peer and reason, with the first cell that it left out."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, reason in row.refused.items():
+            cells.setdefault((name, reason), []).append(f"{row.cell}, {row.direction}")
+    return [
+        f"{name}, {first}" + (f" and {len(more)} more" if more else "") + f": {reason}"
+        for (name, reason), (first, *more) in cells.items()
+    ]
 
 
 def _blocks(rows: Iterable[Row]) -> Iterator[tuple[tuple[Kind, Direction], list[Row]]]:
@@ -83,8 +90,7 @@ def _blocks(rows: Iterable[Row]) -> Iterator[tuple[tuple[Kind, Direction], list[
 
 
 def _block(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    peers = [name for name in names if name != OURS and any(name in row.figures for row in rows)]
-    columns = [*peers, OURS]
+    columns = [*_shown(rows, [name for name in names if name != OURS]), OURS]
     largest = max((figure.speed for row in rows for figure in row.figures.values()), default=0.0)
     digits = 0 if largest >= 100 else 2 if largest >= 1 else 4
     label = max(len(title), *(len(str(row.cell)) for row in rows))
@@ -99,6 +105,11 @@ def _block(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     return lines
 
 
+def _shown(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Those that ran one of the rows."""
+    return [name for name in names if any(name in row.figures for row in rows)]
+
+
 def summary(rows: Iterable[Row]) -> tuple[float, float] | None:
     """Geometric mean and minimum of the rows' ratios, None if no row has one."""
     ratios = [row.ratio for row in rows if row.ratio is not None]
@@ -111,7 +122,7 @@ def to_json(report: Report) -> str:
         field.name: getattr(report, field.name) for field in dataclasses.fields(report) if field.name != "rows"
     }
     fields["summary"] = {
-        f"{kind} {direction}": {"geometric_mean": round(found[0], 4), "lowest": round(found[1], 4)}
+        f"{kind} {direction}": {"geometric_mean": _rounded(found[0]), "lowest": _rounded(found[1])}
         for (kind, direction), rows in _blocks(report.rows)
         if (found := summary(rows))
     }
@@ -123,13 +134,13 @@ def to_json(report: Report) -> str:
             "unit": row.cell.unit,
             "figures": {
                 name: {
-                    "microseconds": round(figure.seconds * 1e6, 2),
-                    "speed": round(figure.speed, 3),
-                    "spread": round(figure.spread, 3),
+                    "microseconds": _rounded(figure.seconds * 1e6),
+                    "speed": _rounded(figure.speed),
+                    "spread": _rounded(figure.spread),
                 }
                 for name, figure in row.figures.items()
             },
-            "ratio": None if row.ratio is None else round(row.ratio, 4),
+            "ratio": None if row.ratio is None else _rounded(row.ratio),
             "refused": row.refused,
         }
         for row in report.rows
@@ -137,27 +148,55 @@ def to_json(report: Report) -> str:
     return json.dumps(fields, indent=1) + "\n"
 
 
+def _rounded(x: float) -> float:
+    return float(f"{x:.{DIGITS}g}")
+
+
+def from_json(text: str) -> Report:
+    """What `to_json` wrote, up to the digits that it kept."""
+    fields = json.loads(text)
+    del fields["summary"]
+    rows = tuple(
+        Row(
+            cell=_cell(row["cell"]),
+            direction=row["direction"],
+            figures={
+                name: Figure(seconds=found["microseconds"] * 1e-6, speed=found["speed"], spread=found["spread"])
+                for name, found in row["figures"].items()
+            },
+            refused=row["refused"],
+        )
+        for row in fields.pop("rows")
+    )
+    return Report(**fields, rows=rows)
+
+
+def _cell(fields: dict[str, Any]) -> Cell:
+    return Cell(**{**fields, "window": tuple(fields["window"]), "lengths": tuple(fields["lengths"])})
+
+
 def plot(report: Report, path: pathlib.Path) -> None:
     """Bars of each block, jax_fa4's in front; the format is that of the path's suffix."""
-    from matplotlib.figure import Figure as Drawing
+    from matplotlib import figure
 
     blocks = [(key, rows) for key, rows in _blocks(report.rows) if any(row.figures for row in rows)]
     if not blocks:
         raise ValueError("there is nothing to plot: no peer ran any cell")
-    drawing = Drawing(figsize=(15, 4 * len(blocks)), layout="constrained")
-    names = [OURS, *(name for name in report.peers if name != OURS)]
+    drawing = figure.Figure(figsize=(15, 4 * len(blocks)), layout="constrained")
     all_axes = drawing.subplots(len(blocks), squeeze=False)[:, 0]
     for axes, ((kind, direction), rows) in zip(all_axes, blocks, strict=True):
+        names = _shown(rows, list(report.peers))
         width = 0.8 / len(names)
         for n, name in enumerate(names):
             places = [place + n * width for place, row in enumerate(rows) if name in row.figures]
             speeds = [row.figures[name].speed for row in rows if name in row.figures]
-            axes.bar(places, speeds, width, align="edge", label=name)
-        axes.set_xticks(
-            [place + 0.4 for place in range(len(rows))], [str(row.cell) for row in rows], rotation=35, ha="right"
-        )
+            color = f"C{list(report.peers).index(name)}"
+            axes.bar(places, speeds, width, align="edge", label=name, color=color)
+        labels = [str(row.cell) for row in rows]
+        axes.set_xticks([place + 0.4 for place in range(len(rows))], labels, rotation=35, ha="right")
+        axes.margins(x=0.01)
         axes.set_title(f"{kind}, {direction}")
         axes.set_ylabel(rows[0].cell.unit)
-        axes.legend(ncols=len(names), loc="lower right")
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     drawing.suptitle(f"{report.environment.get('card', report.environment['device'])}, {report.environment['date']}")
     drawing.savefig(path)
