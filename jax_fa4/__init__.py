@@ -4,6 +4,7 @@ from jax_fa4 import launcher
 from jax_fa4.api import attention
 from jax_fa4.combine import combine
 from jax_fa4.export import export_disabled_checks, target_arch
+from jax_fa4.fused import attention_qkv
 from jax_fa4.jax_nn import dot_product_attention
 from jax_fa4.paged import append_kv, attention_paged
 from jax_fa4.varlen import attention_varlen
@@ -13,6 +14,7 @@ __all__ = [
     "append_kv",
     "attention",
     "attention_paged",
+    "attention_qkv",
     "attention_varlen",
     "combine",
     "dot_product_attention",

@@ -13,7 +13,7 @@ from jax_fa4.operands import Operands
 from jax_fa4.options import Window
 from jax_fa4.spec import AttentionSpec, Implementation, Layout
 
-__all__ = ["attention"]
+__all__ = ["Options", "attend", "attention"]
 
 
 class Options(options.Options, total=False):
@@ -147,19 +147,43 @@ def attention(
     arrays = given if layout == "BTNH" else {name: _swap_seq_and_heads(x) for name, x in given.items()}
     checks.query_key_value(arrays, layout)
     checks.head_dims(arrays)
-    causal, return_lse, deterministic = (
-        checks.flag(name, value)
-        for name, value in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic))
+    return_lse = checks.flag("return_lse", return_lse)
+    out, lse = attend(
+        Operands(arrays["q"], arrays["k"], arrays["v"], options.scale(softmax_scale, arrays["q"])),
+        causal=causal,
+        window=window,
+        q_offset=q_offset,
+        softcap=softcap,
+        sinks=sinks,
+        bias=bias,
+        mask=mask,
+        q_segment_ids=q_segment_ids,
+        kv_segment_ids=kv_segment_ids,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        deterministic=deterministic,
+        layout=layout,
+        implementation=implementation,
     )
-    x = Operands(arrays["q"], arrays["k"], arrays["v"], options.scale(softmax_scale, arrays["q"]))
-    x = _with_offset(options.with_window(x, causal, window), q_offset)
-    x = _with_lengths(x, q_lengths, kv_lengths)
-    x = _with_segments(x, q_segment_ids, kv_segment_ids)
-    x = options.with_softmax_changes(_with_mask_and_bias(x, mask, bias), softcap, sinks)
-    spec = AttentionSpec.of(x, layout=layout, deterministic=deterministic, implementation=implementation)
-    out, lse = rules.attend(x, spec)
     out = out if layout == "BTNH" else _swap_seq_and_heads(out)
     return (out, lse) if return_lse else out
+
+
+def attend(x: Operands, **given: Unpack[Options]) -> tuple[jax.Array, jax.Array]:
+    """out and lse of a call whose arrays and scale have been checked; the other options are checked here."""
+    causal, deterministic = (checks.flag(name, given.get(name, False)) for name in ("causal", "deterministic"))
+    x = _with_offset(options.with_window(x, causal, given.get("window")), given.get("q_offset"))
+    x = _with_lengths(x, given.get("q_lengths"), given.get("kv_lengths"))
+    x = _with_segments(x, given.get("q_segment_ids"), given.get("kv_segment_ids"))
+    x = _with_mask_and_bias(x, given.get("mask"), given.get("bias"))
+    x = options.with_softmax_changes(x, given.get("softcap"), given.get("sinks"))
+    spec = AttentionSpec.of(
+        x,
+        layout=given.get("layout", "BTNH"),
+        deterministic=deterministic,
+        implementation=given.get("implementation"),
+    )
+    return rules.attend(x, spec)
 
 
 def _swap_seq_and_heads(x: jax.Array) -> jax.Array:

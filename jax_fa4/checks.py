@@ -7,7 +7,7 @@ value or shape a ValueError. Checks see shapes, dtypes and Python numbers; they 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -21,11 +21,13 @@ __all__ = [
     "choice",
     "fail",
     "flag",
+    "fused",
     "head_dims",
     "integers",
     "lengths",
     "mask_and_bias",
     "max_seqlen",
+    "names",
     "offset",
     "offsets",
     "page_table",
@@ -45,6 +47,7 @@ LETTERS = {
     "BNTH": "[*batch, heads, seq, head_dim]",
     "packed": "[total, heads, head_dim]",
 }
+FUSED = "[*batch, seq, 3, heads, head_dim]"
 PAGES = "[num_pages, page_size, kv_heads, head_dim]"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
@@ -111,6 +114,21 @@ def query_key_value(operands: Mapping[str, jax.Array], layout: str) -> None:
     if v.shape[-2] != k.shape[-2]:
         fail(ValueError, f"{v_name} must have {k_name}'s {k.shape[-2]} heads", v.shape[-2])
     _queries_of_keys(q_name, q, k_name, k, "" if layout == "packed" else f"layout={layout!r} means {letters}")
+
+
+def fused(qkv: jax.Array) -> jax.Array:
+    """Queries, keys and values of the same heads in one array."""
+    _floating_dtype("qkv", qkv)
+    if qkv.ndim < 4 or qkv.shape[-3] != 3:
+        fail(ValueError, f"qkv must have axes {FUSED}", f"shape {qkv.shape}")
+    head_dims({"qkv": qkv})
+    return qkv
+
+
+def names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Keyword arguments that a call has."""
+    if unknown := sorted(set(given) - set(known)):
+        fail(TypeError, f"an {what} must be one of {', '.join(sorted(known))}", unknown[0])
 
 
 def pages(operands: Mapping[str, jax.Array]) -> None:

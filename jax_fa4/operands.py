@@ -40,6 +40,7 @@ class Operands(NamedTuple):
     sinks: jax.Array | None = None  # [*B, N] float32: a logit that takes part in the softmax but has no value
     bias: jax.Array | None = None  # [*B, N, T, S], added to the scaled (and capped) scores
     mask: jax.Array | None = None  # [*B, N, T, S] bool: True where the key is visible
+    qkv: jax.Array | None = None  # [*B, T, 3, N, D]: what q, k and v are slices of, if they are
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ class AttentionSpec:
     has_batched_scalars: bool = False  # vmap gave scale, cap or window a value per batch entry
     page_size: int | None = None  # k and v are pools of pages of so many keys
     layout: Layout = "BTNH"  # of q, k, v and out in memory
+    is_fused: bool = False  # q, k and v are slices of one array
     deterministic: bool = False  # of the backward; the forward always is
     implementation: Implementation | None = None
 
@@ -80,6 +81,7 @@ class AttentionSpec:
             has_batched_scalars=any(s is not None and s.ndim > 0 for s in scalars),
             page_size=None if x.page_table is None else x.k.shape[-3],
             layout=layout,
+            is_fused=x.qkv is not None,
             deterministic=deterministic,
             implementation=implementation,
         )

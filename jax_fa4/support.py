@@ -46,7 +46,7 @@ def why_no_gradient(spec: AttentionSpec, arch: str, wrt: Sequence[str]) -> str |
     """None where the architecture has kernels for the gradients by the operands `wrt`, else what stands in the way."""
     if reason := _why_none(spec, arch, backward_config, "gradient kernel"):
         return reason
-    others = [name for name in wrt if name not in ("q", "k", "v")]
+    others = [name for name in wrt if name not in ("q", "k", "v", "qkv")]
     return f"jax_fa4 has no {arch} kernel for the gradient of {_listed(others)}" if others else None
 
 

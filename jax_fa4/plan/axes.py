@@ -1,9 +1,9 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
 k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim
-of v, m tiles of queries, c the two ends of a range. Query heads in memory are kv heads and their groups side by side,
-so both together count as one axis there. An array that no device splits has b for all its batch axes, n for all query
-heads, and x, y, z where it has one element in place of b, n, t.
+of v, m tiles of queries, c the two ends of a range, f the three parts of a fused array. Query heads in memory are kv
+heads and their groups side by side, so both together count as one axis there. An array that no device splits has b for
+all its batch axes, n for all query heads, and x, y, z where it has one element in place of b, n, t.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from jax_fa4.plan.expr import Expr, ExprLike, dim, lead
 from jax_fa4.spec import Layout
 
 __all__ = [
+    "FUSED",
+    "FUSED_PARTS",
     "KEY_BLOCKS",
     "KV_IDS",
     "LSE",
@@ -69,6 +71,8 @@ PER_SEQUENCE = Axes("k", "k")
 Q_IDS = Axes("kt", "kt")
 KV_IDS = Axes("ks", "ks")
 KEY_BLOCKS = Axes("kmc", "kmc")
+FUSED = Axes("kftgd", "tfkgd")
+FUSED_PARTS = {"q": FUSED, "k": Axes("kfsgd", "sfkgd"), "v": Axes("kfsge", "sfkge")}  # each as its kernel knows it
 
 
 def query_axes(layout: Layout, head_dim: str = "d") -> Axes:

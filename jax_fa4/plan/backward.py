@@ -14,21 +14,25 @@ from jax_fa4.plan.bind import Buffers, Kernel, scalars_of
 from jax_fa4.plan.plan import Plan
 from jax_fa4.spec import Layout
 
-__all__ = ["RESULTS", "backward", "operand_names"]
+__all__ = ["backward", "operand_names", "result_names"]
 
-GRADIENTS = ("dq", "dk", "dv")
 SCRATCH = ("dq_sum", "lse_log2", "delta")
-RESULTS = GRADIENTS + SCRATCH
 
 
-def operand_names(config: BackwardConfig) -> tuple[str, ...]:
-    """The call's operands in order."""
-    return ("q", "k", "v", "out", "lse", "dout", "dlse", *scalars_of(config))
+def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
+    """The call's operands in order; q, k and v are one if fused."""
+    arrays = ("qkv",) if is_fused else ("q", "k", "v")
+    return (*arrays, "out", "lse", "dout", "dlse", *scalars_of(config))
 
 
-def backward(config: BackwardConfig, kernels: Sequence[Kernel], layout: Layout) -> Plan:
+def result_names(*, is_fused: bool = False) -> tuple[str, ...]:
+    """The call's results in order: gradients, then scratch."""
+    return (("dqkv",) if is_fused else ("dq", "dk", "dv")) + SCRATCH
+
+
+def backward(config: BackwardConfig, kernels: Sequence[Kernel], layout: Layout, *, is_fused: bool = False) -> Plan:
     """The plan of a backward call whose arrays lie in memory as `layout` says; `kernels`: of `config.kernels`."""
-    buffers = Buffers(operand_names(config), RESULTS, config, layout)
+    buffers = Buffers(operand_names(config, is_fused=is_fused), result_names(is_fused=is_fused), config, layout)
     return Plan(
         arch=config.arch,
         operands=buffers.operands,

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from jax_fa4.configs import BackwardConfig, Config, KernelConfig, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.plan.axes import (
+    FUSED,
+    FUSED_PARTS,
     KEY_BLOCKS,
     KV_IDS,
     LSE,
@@ -33,6 +35,8 @@ __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of", "scalars_of"]
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
 FLOATS = ("lse", "dlse", "lse_log2", "delta", "dq_sum")
 ARRAYS = {
+    "qkv": FUSED,
+    "dqkv": FUSED,
     "q_offset": PER_SEQUENCE,
     "q_lengths": PER_SEQUENCE,
     "kv_lengths": PER_SEQUENCE,
@@ -58,6 +62,7 @@ class Buffer(NamedTuple):
 
     number: int
     axes: Axes
+    part: int = 0  # of a fused array
 
 
 def scalars_of(config: Config) -> tuple[str, ...]:
@@ -92,6 +97,10 @@ class Buffers:
         self.buffers = {
             name: Buffer(i, dense.get(name) or axes_of(name, layout)) for i, name in enumerate((*operands, *results))
         }
+        for i, (name, axes) in enumerate(FUSED_PARTS.items()):
+            for prefix in ("", "d"):
+                if whole := self.buffers.get(f"{prefix}qkv"):
+                    self.buffers[prefix + name] = Buffer(whole.number, axes, i)
         self.operands = tuple(self._spec(name) for name in operands)
         self.results = tuple(self._spec(name) for name in results)
         q, k = self.buffers["q"], self.buffers["k"]
@@ -134,6 +143,7 @@ class Buffers:
     def _spec(self, name: str) -> BufferSpec:
         axes = self.buffers[name].axes
         dims: Mapping[str, int | str | None] = {
+            "f": len(FUSED_PARTS),
             "d": self.config.head_dim,
             "e": self.config.head_dim_v,
             "t": "T",
@@ -167,7 +177,7 @@ class Buffers:
 
     def _tensor_map(self, param: MapParam) -> TensorMap:
         """Rows lie apart by the sequence's stride, heads by the innermost head axis's, batches by all axes."""
-        index, axes = self.buffers[param.name]
+        index, axes, part = self.buffers[param.name]
         letters = {"q_len": "t", "kv_len": "s", "q_heads": "g", "kv_heads": "k", "batch": ""}
         outer = param.dims[1:]  # the innermost is contiguous
         dims: list[ExprLike] = [axes.size(index, axes.logical[-1]), *(self.extents[name] for name in outer)]
@@ -178,6 +188,7 @@ class Buffers:
             dims=tuple(dims),
             strides=strides,
             box=param.box,
+            offset=part * axes.stride(index, "f") * 2 if part else 0,
             swizzle=param.swizzle,  # type: ignore[arg-type]  # one of the widths that exist
             l2_promotion=param.l2_promotion,  # type: ignore[arg-type]
         )
@@ -185,7 +196,7 @@ class Buffers:
 
 def _dense_extents(name: str, buffer: Buffer) -> dict[str, ExprLike]:
     """Strides of a mask or a bias, 0 where it has one element for all, and its number of elements."""
-    index, axes = buffer
+    index, axes, _ = buffer
     batch = "" if axes.batched else "b"
     steps = {"batch": batch, "head": "g" if axes.batched else "n", "row": "t"}
     strides: dict[str, ExprLike] = {

@@ -15,15 +15,23 @@ __all__ = ["RESULTS", "forward", "operand_names"]
 RESULTS = ("out", "lse")
 
 
-def operand_names(config: KernelConfig) -> tuple[str, ...]:
-    """The call's operands in order."""
+def operand_names(config: KernelConfig, *, is_fused: bool = False) -> tuple[str, ...]:
+    """The call's operands in order; q, k and v are one if fused."""
+    arrays = ("qkv",) if is_fused else ("q", "k", "v")
     pointers = (param.name for param in config.params if isinstance(param, PointerParam))
-    return ("q", "k", "v", *(name for name in pointers if name not in RESULTS))
+    return (*arrays, *(name for name in pointers if name not in RESULTS))
 
 
-def forward(config: KernelConfig, kernel: Kernel, layout: Layout, dense: Mapping[str, Axes] | None = None) -> Plan:
+def forward(
+    config: KernelConfig,
+    kernel: Kernel,
+    layout: Layout,
+    dense: Mapping[str, Axes] | None = None,
+    *,
+    is_fused: bool = False,
+) -> Plan:
     """The plan of a forward call; q, k, v and out lie in memory as `layout` says, mask and bias as `dense` does."""
-    buffers = Buffers(operand_names(config), RESULTS, config, layout, dense)
+    buffers = Buffers(operand_names(config, is_fused=is_fused), RESULTS, config, layout, dense)
     return Plan(
         arch=config.arch,
         operands=buffers.operands,

@@ -14,7 +14,7 @@ from jax_fa4 import blockwise
 from jax_fa4.rules.batching import batched_spec, lead
 from jax_fa4.rules.cuda import BACKWARD, kernel_or, unless_emulated
 from jax_fa4.rules.derivatives import dense, jitted, linear_jvp_rule
-from jax_fa4.rules.pack import unpack
+from jax_fa4.rules.pack import fuse, slices, split, unpack
 from jax_fa4.rules.sharding import check_varying, clean
 
 __all__ = ["backward_p", "tangent_p"]
@@ -24,7 +24,7 @@ STATICS = ("fields", "wrt", "spec")
 
 def _tangent_implementation(*args, fields, wrt, spec):
     out, lse, *linear = args[len(fields) :]
-    tangents = dict(zip(wrt, linear, strict=True))
+    tangents = split(dict(zip(wrt, linear, strict=True)))
     return blockwise.tangent(unpack(fields, args), blockwise.Results(out, lse), tangents)
 
 
@@ -51,7 +51,11 @@ def _tangent_batching_rule(axis_data, args, dims, *, fields, wrt, spec):
 
 def _backward_implementation(*args, fields, wrt, spec):
     out, lse, dout, dlse = args[len(fields) :]
-    return blockwise.backward(unpack(fields, args), blockwise.Results(out, lse), blockwise.Results(dout, dlse), wrt)
+    names = slices(wrt)
+    gradients = blockwise.backward(
+        unpack(fields, args), blockwise.Results(out, lse), blockwise.Results(dout, dlse), names
+    )
+    return fuse(dict(zip(names, gradients, strict=True)), wrt)
 
 
 def _backward_shape_rule(*avals, fields, wrt, spec):

@@ -14,7 +14,7 @@ from jax_fa4.spec import AttentionSpec
 __all__ = ["batched_spec", "lead"]
 
 ARRAYS = frozenset(
-    {"q", "k", "v", "out", "lse"}
+    {"qkv", "q", "k", "v", "out", "lse"}
 )  # always have all batch axes; other operands may have 1 in their place
 SCALARS = frozenset({"softmax_scale", "softcap", "window_left", "window_right"})
 
@@ -28,7 +28,7 @@ def lead(
     full: Iterable[str] = (),
 ) -> list[jax.Array]:
     """`args` with the mapped axis in front; those named in `full` get its size even where they are not mapped."""
-    num_batch_axes = args[0].ndim - (dims[0] is not None) - 3
+    num_batch_axes = args[0].ndim - (dims[0] is not None) - (4 if names[0] == "qkv" else 3)
     whole = ARRAYS.union(full)
 
     def move(name: str, a: jax.Array, dim: int | None) -> jax.Array:

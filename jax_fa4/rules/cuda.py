@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from jax_fa4 import cubins, export
@@ -16,8 +15,8 @@ from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import Kernel, axes_of, scalars_of
 from jax_fa4.rules import emulated
 from jax_fa4.rules.launch import Result, launch
-from jax_fa4.rules.logical import dense_operand, logical, query_heads
-from jax_fa4.rules.pack import unpack
+from jax_fa4.rules.logical import dense_operand, from_query_heads, logical, query_heads, undo_logical
+from jax_fa4.rules.pack import always_linear, unpack
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
@@ -130,19 +129,22 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         if (a := getattr(x, name)) is not None
     }
     dense_axes = {name: axes for name, (_, axes) in dense.items()}
-    plans = [forward.forward(c, k.names[0], spec.layout, dense_axes) for c, k in zip(configs, kernels, strict=True)]
+    plans = [
+        forward.forward(c, k.names[0], spec.layout, dense_axes, is_fused=spec.is_fused)
+        for c, k in zip(configs, kernels, strict=True)
+    ]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     operands = {
         name: dense[name][0] if name in dense else logical(name, x, configs[0])
-        for name in forward.operand_names(configs[0])
+        for name in forward.operand_names(configs[0], is_fused=spec.is_fused)
     }
     results = {
         "out": ((*batch, kv_heads, t, spec.group, e), spec.dtype),
         "lse": ((*batch, kv_heads, spec.group, t), "float32"),
     }
     out, lse = _call(operands, results, spec, kernels, plans, target, dense_axes)
-    return [_from_logical(out, (*x.q.shape[:-1], e)), lse.reshape(*batch, n, t)]
+    return [from_query_heads(out), lse.reshape(*batch, n, t)]
 
 
 def _backward(
@@ -151,14 +153,18 @@ def _backward(
     """The gradients of q, k and v from the results of the call, the others of which are scratch."""
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels(config.kernels) for config in configs]
-    plans = [backward.backward(c, k.names, spec.layout) for c, k in zip(configs, kernels, strict=True)]
+    plans = [
+        backward.backward(c, k.names, spec.layout, is_fused=spec.is_fused)
+        for c, k in zip(configs, kernels, strict=True)
+    ]
     x = unpack(fields, args)
-    batch, (t, d), (s, kv_heads), e = x.q.shape[:-3], x.q.shape[-3::2], x.k.shape[-3:-1], x.v.shape[-1]
+    batch, (t, d), kv_heads = x.q.shape[:-3], x.q.shape[-3::2], x.k.shape[-2]
     padded = -(-t // configs[0].tile_m) * configs[0].tile_m
     out, lse, dout, dlse = args[len(fields) :]
     rows = (*batch, kv_heads, spec.group, t)
+    arrays = always_linear(fields)
     operands = {
-        **{name: logical(name, x, configs[0]) for name in ("q", "k", "v")},
+        **{name: logical(name, x, configs[0]) for name in arrays},
         "out": query_heads(out, spec.group),
         "lse": lse.reshape(rows),
         "dout": query_heads(dout, spec.group),
@@ -166,15 +172,13 @@ def _backward(
         **{name: getattr(x, name) for name in scalars_of(configs[0])},
     }
     results = {
-        "dq": ((*batch, kv_heads, t, spec.group, d), spec.dtype),
-        "dk": ((*batch, kv_heads, s, d), spec.dtype),
-        "dv": ((*batch, kv_heads, s, e), spec.dtype),
+        **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
         "dq_sum": ((*rows, d), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
-    dq, dk, dv, *_ = _call(operands, results, spec, kernels, plans, target)
-    return [_from_logical(dq, x.q.shape), jnp.moveaxis(dk, -3, -2), jnp.moveaxis(dv, -3, -2)]
+    gradients = _call(operands, results, spec, kernels, plans, target)
+    return [undo_logical(name, a) for name, a in zip(arrays, gradients, strict=False)]
 
 
 def _present(config: _C | None) -> _C:
@@ -221,11 +225,6 @@ def _call(
         cubins.register(cubin)
     images = encode_images({c.key: c.image for c in binaries}) if target.embeds else None
     return launch(arrays, axes, made, plan=encode(plans), images=images)
-
-
-def _from_logical(a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[*B, K, T, G, D] to [*B, T, N, D], which is `shape`."""
-    return jnp.moveaxis(a, -4, -3).reshape(shape)
 
 
 FORWARD = KernelCall(_forward, lambda spec, arch, params: why_unsupported(spec, arch))

@@ -15,7 +15,7 @@ from jax_fa4.rules.backward import tangent_p
 from jax_fa4.rules.batching import batched_spec, lead
 from jax_fa4.rules.cuda import FORWARD, kernel_or, unless_emulated, unless_kernel_asked
 from jax_fa4.rules.derivatives import dense, jitted, no_tangent
-from jax_fa4.rules.pack import ALWAYS_LINEAR, DIFFERENTIABLE, pack, unpack
+from jax_fa4.rules.pack import DIFFERENTIABLE, always_linear, pack, unpack
 from jax_fa4.rules.sharding import check_varying, clean, lse_aval, out_aval, promote, spread_kv_heads
 from jax_fa4.spec import AttentionSpec
 
@@ -71,7 +71,8 @@ def _attach_jvp_rule(primals, tangents, *, fields, spec):
     moving = [name for name in DIFFERENTIABLE if name in of and not isinstance(of[name], ad.Zero)]
     if not moving:
         return results, [no_tangent(r) for r in results]
-    wrt = ALWAYS_LINEAR + tuple(name for name in moving if name not in ALWAYS_LINEAR)
+    always = always_linear(fields)
+    wrt = always + tuple(name for name in moving if name not in always)
     linear = [dense(of[name]) for name in wrt]
     return results, tangent_p.bind(*primals[: len(fields)], *results, *linear, fields=fields, wrt=wrt, spec=spec)
 

@@ -16,13 +16,16 @@ from jax_fa4.operands import Operands
 from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.segments import key_blocks
 
-__all__ = ["dense_operand", "logical", "query_heads"]
+__all__ = ["dense_operand", "from_query_heads", "logical", "query_heads", "undo_logical"]
 
 
 def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig) -> jax.Array:
     """One operand of the call; the call's layout undoes the transposition of q, k and v."""
     group = x.q.shape[-2] // x.k.shape[-2] if x.k.shape[-2] else 1
     match name:
+        case "qkv":
+            assert x.qkv is not None, "the spec is fused"
+            return jnp.expand_dims(jnp.moveaxis(x.qkv, (-2, -3), (-4, -3)), -2)
         case "q":
             return query_heads(x.q, group)
         case "k" | "v":
@@ -60,6 +63,23 @@ def dense_operand(a: jax.Array, x: Operands, *, splits: bool) -> tuple[jax.Array
         a = jnp.broadcast_to(a, (*x.batch, n, rows, keys))
     letters = ("x" if one else "b") + ("n" if n == heads else "y") + row + "s"
     return a.reshape(1 if one else math.prod(x.batch), n, rows, keys), Axes(letters, letters, batched=False)
+
+
+def undo_logical(name: str, a: jax.Array) -> jax.Array:
+    """The gradient of q, k, v or a fused array from the call's result, in the array's own order."""
+    match name:
+        case "qkv":
+            return jnp.moveaxis(jnp.squeeze(a, -2), (-4, -3), (-2, -3))
+        case "q":
+            return from_query_heads(a)
+        case _:
+            return jnp.moveaxis(a, -3, -2)
+
+
+def from_query_heads(a: jax.Array) -> jax.Array:
+    """[*B, K, T, G, D] to [*B, T, N, D]."""
+    *lead, k, t, group, dim = a.shape
+    return jnp.moveaxis(a, -4, -3).reshape(*lead, t, k * group, dim)
 
 
 def query_heads(a: jax.Array, group: int) -> jax.Array:

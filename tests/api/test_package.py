@@ -23,6 +23,7 @@ def test_the_public_names_are():
         "append_kv",
         "attention",
         "attention_paged",
+        "attention_qkv",
         "attention_varlen",
         "combine",
         "dot_product_attention",

@@ -71,6 +71,24 @@ def test_the_call_reads_the_users_arrays_as_they_lie_in_memory(layout):
 
 
 @needs_plugin
+def test_a_fused_array_is_read_where_it_lies():
+    hlo = compiled(functools.partial(jax_fa4.attention_qkv, causal=True, implementation="kernel"), (2, 200, 3, 8, 64))
+    [(_, operands)] = calls(hlo)
+    assert len(operands.split(", ")) == 3  # the array, the scale and the window
+    assert not re.search(r" (copy|transpose|fusion|convert|slice)\(", hlo), hlo
+
+
+@needs_plugin
+def test_the_gradient_of_a_fused_array_is_written_where_it_belongs():
+    def loss(qkv, dout):
+        return jnp.vdot(jax_fa4.attention_qkv(qkv, implementation="kernel"), dout)
+
+    hlo = compiled(jax.grad(loss), (2, 200, 3, 8, 64), (2, 200, 8, 64))
+    assert "bf16[2,8,3,200,1,64]" in calls(hlo)[-1][0]
+    assert not re.search(r" (copy|transpose|concatenate|slice)\(", hlo), hlo
+
+
+@needs_plugin
 @pytest.mark.parametrize(
     ("spec", "local"),
     [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fa4 import attention, attention_varlen, emulate, target_arch, testing
+from jax_fa4 import attention, attention_qkv, attention_varlen, emulate, target_arch, testing
 from jax_fa4.emulator.launch import Options
 
 needs_compiler = pytest.mark.skipif(
@@ -132,3 +132,18 @@ def test_what_has_no_kernel_is_refused():
 def test_the_architecture_is_the_one_asked_for():
     with target_arch("sm_100a"), pytest.raises(NotImplementedError, match="has no sm_100a kernel"):
         attention(*operands(), implementation="emulate")
+
+
+@needs_compiler
+def test_a_fused_array_is_read_and_its_gradient_written_in_place():
+    rng = np.random.default_rng(0)
+    qkv, dout = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((70, 3, 2, 64), (70, 2, 64)))
+
+    def run(call):
+        out, pullback = jax.vjp(lambda a: call(a, causal=True, implementation="emulate"), qkv)
+        return out, *pullback(dout)
+
+    for got, parted in zip(
+        run(attention_qkv), run(lambda a, **options: attention(*(a[:, i] for i in range(3)), **options)), strict=True
+    ):
+        np.testing.assert_array_equal(got, parted)
