@@ -1,4 +1,4 @@
-"""Commands: `python -m jax_fa4` build, info, clear-cache, emulate and bench. Parses, then calls one function."""
+"""The commands of `python -m jax_fa4`. Parses, then calls one function."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from jax_fa4 import configs, emulate_command
 from jax_fa4.bench import command as bench_command
@@ -17,7 +18,7 @@ from jax_fa4.configs import Config
 from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
 from jax_fa4.cubins.info import describe
-from jax_fa4.cubins.report import table
+from jax_fa4.cubins.report import resources_of, table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jax_fa4", description="FlashAttention-4 for JAX: its kernels.")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_build(commands.add_parser("build", help="compile kernels into the cache, so that no machine has to later"))
+    _add_report(commands.add_parser("report", help="what kernels are made of: registers, spills, instructions"))
     commands.add_parser("info", help="versions, devices and cached kernels").set_defaults(run=_info)
     commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)
     _add_emulate(commands.add_parser("emulate", help="run a kernel without a GPU on a random problem"))
@@ -38,6 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
+    _add_choice(parser)
+    parser.set_defaults(run=_build, error=parser.error)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Options that say which kernels are meant."""
     archs = sorted(configs.ALL)
     parser.add_argument(
         "--arch", action="append", required=True, choices=archs, help="GPU architecture; may be repeated"
@@ -45,23 +53,45 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", action="append", help="only kernels of this dtype, like bfloat16; may be repeated")
     parser.add_argument("--head-dim", action="append", type=int, help="only kernels of this head dim; may be repeated")
     parser.add_argument("--jobs", type=_count, default=1, help="kernels to compile at once (default: 1)")
-    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write registers, spills and instructions")
-    parser.set_defaults(run=_build, error=parser.error)
 
 
 def _build(options: argparse.Namespace) -> int:
+    wanted, cubins = _compiled(options)
+    unsaved = [cubin for config, cubin in zip(wanted, cubins, strict=True) if lookup.stored(config) is None]
+    if unsaved:
+        raise RuntimeError(f"{len(unsaved)} kernels were compiled and not saved: {user_store().folder} can't be used")
+    print(f"{len(cubins)} kernels, {sum(len(c.image) for c in cubins) / 1e6:.1f} MB, in {user_store().folder}")
+    return 0
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_choice(parser)
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write the table there instead of printing it")
+    parser.set_defaults(run=_report, error=parser.error)
+
+
+def _report(options: argparse.Namespace) -> int:
+    _, cubins = _compiled(options)
+    with _mapper(options.jobs) as each:
+        resources = list(each(resources_of, cubins))
+    text = table(cubins, resources)
+    if options.out:
+        options.out.write_text(text)
+    else:
+        print(text, end="")
+    spilling = [cubin.config for cubin, found in zip(cubins, resources, strict=True) if found.spills]
+    for config in spilling:
+        print(f"jax_fa4: {config} spills registers", file=sys.stderr)
+    return int(bool(spilling))
+
+
+def _compiled(options: argparse.Namespace) -> tuple[list[Config], list[Cubin]]:
+    """The kernels asked for, from the cache or compiled."""
     from tqdm import tqdm
 
     wanted = _selected(options)
     with _mapper(options.jobs) as each:
-        cubins = list(tqdm(each(lookup.get, wanted), total=len(wanted), desc="kernels", unit="kernel"))
-    unsaved = [cubin for config, cubin in zip(wanted, cubins, strict=True) if lookup.stored(config) is None]
-    if unsaved:
-        raise RuntimeError(f"{len(unsaved)} kernels were compiled and not saved: {user_store().folder} can't be used")
-    if options.report:
-        options.report.write_text(table(cubins))
-    print(f"{len(cubins)} kernels, {sum(len(c.image) for c in cubins) / 1e6:.1f} MB, in {user_store().folder}")
-    return 0
+        return wanted, list(tqdm(each(lookup.get, wanted), total=len(wanted), desc="kernels", unit="kernel"))
 
 
 def _selected(options: argparse.Namespace) -> list[Config]:
@@ -85,7 +115,7 @@ def _count(text: str) -> int:
 
 
 @contextlib.contextmanager
-def _mapper(jobs: int) -> Iterator[Callable[..., Iterable[Cubin]]]:
+def _mapper(jobs: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """A `map` that runs in this process, or in `jobs` others."""
     if jobs == 1:
         yield map

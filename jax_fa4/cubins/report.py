@@ -35,6 +35,11 @@ class Resources:
     instructions: int
     opcodes: Counter[str]  # without modifiers
 
+    @property
+    def spills(self) -> bool:
+        """Whether threads keep anything in local memory."""
+        return bool(self.stack_bytes or self.local_bytes or self.spill_loads or self.spill_stores)
+
     def count(self, *opcodes: str) -> int:
         """Instructions of these opcodes."""
         return sum(self.opcodes[opcode] for opcode in opcodes)
@@ -78,12 +83,15 @@ def resources_of(cubin: Cubin) -> Resources:
     )
 
 
-def table(cubins: Sequence[Cubin]) -> str:
-    """A text table, a row per cubin in the order of (architecture, config); the same cubins give the same bytes."""
+def table(cubins: Sequence[Cubin], resources: Sequence[Resources] | None = None) -> str:
+    """A text table, a row per cubin in the order of (architecture, config); the same cubins give the same bytes.
+
+    Disassembles cubins whose resources are not given.
+    """
+    resources = [resources_of(cubin) for cubin in cubins] if resources is None else resources
     rows = [["arch", *COLUMNS, "config"]]
-    for cubin in sorted(cubins, key=lambda c: (c.arch, c.config)):
-        resources = resources_of(cubin)
-        rows.append([cubin.arch, *(str(of(resources)) for of in COLUMNS.values()), cubin.config])
+    for cubin, found in sorted(zip(cubins, resources, strict=True), key=lambda pair: (pair[0].arch, pair[0].config)):
+        rows.append([cubin.arch, *(str(of(found)) for of in COLUMNS.values()), cubin.config])
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
     lines = (
         "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows

@@ -1,13 +1,15 @@
 """`python -m jax_fa4`."""
 
+import dataclasses
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from jax_fa4 import __main__ as command
 from jax_fa4 import configs
-from jax_fa4.cubins import get, info, key, lookup
+from jax_fa4.cubins import get, info, key, lookup, report
 
 
 @pytest.fixture
@@ -64,10 +66,37 @@ def test_build_fails_if_nothing_can_be_saved(table, monkeypatch, tmp_path, capsy
     assert "2 kernels were compiled and not saved" in capsys.readouterr().err
 
 
-def test_build_writes_the_report(table, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "table", lambda cubins: f"{len(cubins)} rows\n")
-    assert command.main(["build", "--arch", "sm_90a", "--report", str(tmp_path / "report.txt")]) == 0
-    assert (tmp_path / "report.txt").read_text() == "2 rows\n"
+@pytest.fixture
+def disassembled(monkeypatch):
+    """Resources for every cubin, without spills, that a test may change."""
+    numbers = {
+        field.name: 0 for field in dataclasses.fields(report.Resources) if field.name not in ("registers", "opcodes")
+    }
+    found = [report.Resources(registers=168, opcodes=Counter(HGMMA=7), **numbers)]
+    monkeypatch.setattr(command, "resources_of", lambda cubin: found[0])
+    return found
+
+
+def test_report_prints_a_row_for_each_kernel(table, disassembled, capsys, config):
+    assert command.main(["report", "--arch", "sm_90a"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["arch", "regs"]
+    assert [row.split()[:2] for row in rows] == [["sm_90a", "168"]] * 2
+    assert rows[0].endswith(repr(config))
+
+
+def test_report_can_be_narrowed_and_written(table, disassembled, tmp_path, capsys):
+    file = tmp_path / "report.txt"
+    assert command.main(["report", "--arch", "sm_90a", "--head-dim", "64", "--out", str(file)]) == 0
+    assert len(file.read_text().splitlines()) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("field", ["stack_bytes", "local_bytes", "spill_loads", "spill_stores"])
+def test_report_fails_and_names_kernels_that_spill(table, disassembled, capsys, field):
+    disassembled[0] = dataclasses.replace(disassembled[0], **{field: 1})
+    assert command.main(["report", "--arch", "sm_90a"]) == 1
+    assert capsys.readouterr().err.count(" spills registers\n") == 2
 
 
 def test_info_lists_what_is_cached(config, stand_in, capsys, folder):
