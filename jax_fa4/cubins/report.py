@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import importlib.metadata
 import pathlib
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax_fa4.cubins.cubin import Cubin
 
@@ -18,7 +19,12 @@ __all__ = ["Resources", "resources_of", "table"]
 
 TOOL = "cuobjdump"
 TOOL_PACKAGES = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")  # the first calls the second's program
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s+)?(?:@!?\w+\s+)?([A-Z]\w*)([\w.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:\{\s+)?(?P<predicate>@!?\w+\s+)?(?P<opcode>[A-Z]\w*)(?P<rest>[^;\n]*)",
+    re.MULTILINE,
+)
+_TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
+PRODUCTS = ("HGMMA", "UTCHMMA")  # opcodes of the tensor core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class Resources:
     dynamic_smem_bytes: int
     instructions: int
     opcodes: Counter[str]  # without modifiers
+    loops: tuple[Counter[str], ...] = ()  # the same of each innermost loop that has matrix products, in order
 
     @property
     def spills(self) -> bool:
@@ -69,7 +76,8 @@ def resources_of(cubin: Cubin) -> Resources:
         image.write_bytes(cubin.image)
         usage = _run(tool, "--dump-resource-usage", image)
         listing = _run(tool, "--dump-sass", image)
-    opcodes = Counter(opcode for opcode, _ in _INSTRUCTION.findall(listing))
+    instructions = list(_INSTRUCTION.finditer(listing))
+    opcodes = _opcodes(instructions)
     return Resources(
         registers=_usage(usage, cubin.entry, "REG"),
         stack_bytes=_usage(usage, cubin.entry, "STACK"),
@@ -80,7 +88,27 @@ def resources_of(cubin: Cubin) -> Resources:
         dynamic_smem_bytes=cubin.smem_bytes,
         instructions=opcodes.total(),
         opcodes=opcodes,
+        loops=tuple(_loops(instructions)),
     )
+
+
+def _opcodes(instructions: Iterable[re.Match[str]]) -> Counter[str]:
+    return Counter(instruction["opcode"] for instruction in instructions)
+
+
+def _loops(instructions: Sequence[re.Match[str]]) -> Iterator[Counter[str]]:
+    """A loop ends with a conditional branch to its start; waits, which lie behind the code, return unconditionally."""
+    addresses = [int(instruction["address"], 16) for instruction in instructions]
+    end_of_last = -1
+    for end, instruction in enumerate(instructions):
+        target = _TARGET.search(instruction["rest"])
+        if instruction["opcode"] != "BRA" or not instruction["predicate"] or target is None:
+            continue
+        start = bisect.bisect_left(addresses, int(target[1], 16))
+        opcodes = _opcodes(instructions[start : end + 1])
+        if start > end_of_last and any(opcodes[product] for product in PRODUCTS):
+            yield opcodes
+            end_of_last = end
 
 
 def table(cubins: Sequence[Cubin], resources: Sequence[Resources] | None = None) -> str:

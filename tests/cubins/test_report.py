@@ -33,6 +33,22 @@ LISTING = """
 """
 
 
+LOOPS = """
+        /*0000*/                   MOV R1, R2 ;
+        /*0010*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+        /*0020*/                   MUFU.EX2 R4, R4 ;
+        /*0030*/              @!P0 BRA 0x600 ;
+        /*0040*/               @P1 BRA 0x10 ;
+        /*0050*/                   FFMA R4, R4, R5, R6 ;
+        /*0060*/               @P1 BRA 0x50 ;
+        /*0070*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+        /*0080*/              @!P2 BRA 0x70 ;
+        /*0090*/               @P3 BRA 0x0 ;
+        /*0600*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0610*/                   BRA 0x20 ;
+"""
+
+
 @pytest.fixture
 def disassembled(monkeypatch, cubin):
     """A disassembler that prints the texts above."""
@@ -51,6 +67,15 @@ def test_instructions_are_counted_whatever_their_predicate_and_modifiers(disasse
     resources = report.resources_of(cubin)
     assert resources.opcodes == Counter(LDC=1, HGMMA=1, MUFU=2, STL=1, LDL=1, UTCHMMA=1, FFMA2=1, FFMA=1, EXIT=1)
     assert (resources.spill_loads, resources.spill_stores, resources.instructions) == (1, 1, 10)
+
+
+def test_loops_are_the_innermost_with_products(monkeypatch, cubin):
+    texts = {"--dump-resource-usage": USAGE.format(entry=cubin.entry), "--dump-sass": LOOPS}
+    monkeypatch.setattr(report, "_find_tool", lambda: "tool")
+    monkeypatch.setattr(report, "_run", lambda tool, what, image: texts[what])
+    first, second = report.resources_of(cubin).loops
+    assert first == Counter(HGMMA=1, MUFU=1, BRA=2)
+    assert second == Counter(HGMMA=1, BRA=1)
 
 
 def test_the_table_is_the_same_in_whatever_order_cubins_come(disassembled, cubin):

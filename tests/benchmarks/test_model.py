@@ -1,0 +1,99 @@
+"""The arithmetic of the model; what it reads of kernels is tested with the report of their resources."""
+
+import dataclasses
+import itertools
+import types
+from collections import Counter
+
+import pytest
+
+from jax_fa4 import configs
+from jax_fa4.bench.cells import Cell
+from jax_fa4.bench.run import Figure, Row
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+
+@pytest.fixture(scope="module")
+def model(program):
+    return program("model")
+
+
+def spec(head_dim):
+    return AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, group=1, mask=MaskSpec())
+
+
+def forward_config(head_dim, tile_m=128, tile_n=128):
+    config = configs.forward_config(spec(head_dim), "sm_90a")
+    return dataclasses.replace(config, tile_m=tile_m, tile_n=tile_n)
+
+
+def resources(*loops):
+    return types.SimpleNamespace(loops=[Counter(loop) for loop in loops])
+
+
+def test_a_forward_step_at_head_dim_64_keeps_tensor_cores_and_exponentials_equally_busy(model):
+    step = model.forward_step(forward_config(64), resources({"MUFU": 64, "FFMA": 100}), model.H200)
+    assert (step.tensor, step.exponentials) == (1024, 1024)
+    assert step.issue == 164 * 8 / 4
+    assert step.smem == 2 * (128 * 64 + 3 * 128 * 128) / 128
+    assert step.overlapped == 1024
+    assert step.serial == 2048
+
+
+def test_twice_the_head_dim_doubles_products_and_no_exponentials(model):
+    step = model.forward_step(forward_config(128), resources({"MUFU": 64}), model.H200)
+    assert (step.tensor, step.exponentials, step.bound) == (2048, 1024, "tensor")
+
+
+def test_a_backward_step_has_five_products(model):
+    config = configs.backward_config(spec(128), "sm_90a")
+    step = model.backward_step(config, resources({"MUFU": 32}), model.H200)
+    assert step.tensor == 5 * 2 * config.tile_m * config.tile_n * 128 / 4096
+    assert step.exponentials == config.tile_m * config.tile_n / 16
+
+
+def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model):
+    masked, unrolled = {"MUFU": 66, "ISETP": 300}, {"MUFU": 130, "FFMA": 70}
+    step = model.forward_step(forward_config(64), resources(masked, unrolled), model.H200)
+    assert step.issue == 200 / 2 * 8 / 4
+
+
+@pytest.mark.parametrize(("tiles", "end"), [([5, 4, 3], 7), ([1] * 6, 3), ([], 0)])
+def test_tiles_go_to_whoever_is_free_first(model, tiles, end):
+    assert model.makespan(tiles, 2) == end
+
+
+@pytest.mark.parametrize("of_keys", [False, True], ids=["queries", "keys"])
+@pytest.mark.parametrize("window", [(None, None), (5, 3), (None, 2), (4, None)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(16, 16), (7, 20), (20, 7)])
+def test_steps_are_the_tiles_with_a_visible_pair(model, q_len, kv_len, causal, window, of_keys):
+    sizes = {"q_heads": 1, "kv_heads": 1, "head_dim": 64, "head_dim_v": 64}
+    cell = Cell(name="x", kind="prefill", q_len=q_len, kv_len=kv_len, causal=causal, window=window, **sizes)
+    left, right = window
+    right = 0 if causal else right
+
+    def sees(i, j):
+        place = i + kv_len - q_len
+        return (left is None or j >= place - left) and (right is None or j <= place + right)
+
+    pairs = {(i // 4, j // 3) for i, j in itertools.product(range(q_len), range(kv_len)) if sees(i, j)}
+    tiles = range(-(-kv_len // 3) if of_keys else -(-q_len // 4))
+    expected = [sum(pair[of_keys] == tile for pair in pairs) for tile in tiles]
+    assert model.steps_of_tiles(cell, 4, 3, of_keys=of_keys) == expected
+
+
+def test_predictions_stand_beside_what_was_measured(model, monkeypatch):
+    monkeypatch.setattr(model, "_resources", lambda config: resources({"MUFU": 64}))
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 128, "head_dim_v": 128}
+    cell = Cell(name="x", kind="prefill", batch=4, q_len=4096, kv_len=4096, **sizes)
+    figures = {"jax_fa4": Figure(seconds=1e-3, speed=500.0, spread=0.0)}
+    rows = [Row(cell=cell, direction=direction, figures=figures, refused={}) for direction in ("forward", "backward")]
+    records = model.compare(rows, model.H200, matmul_tflops=5000.0)
+    assert [record["direction"] for record in records] == ["forward", "backward"]
+    for record in records:
+        assert 200 < record["serial"] < record["overlapped"] < 1071  # of the tensor cores
+        assert record["measured"] == 500
+    assert f"{500 / records[0]['overlapped']:.2f}" in model.table(records).splitlines()[2]
+    (capped, _) = model.compare(rows, model.H200, matmul_tflops=250.0)
+    assert capped["overlapped"] == capped["serial"] == 250
