@@ -39,7 +39,7 @@ class Mbarrier:
         self.phase = 0
         self.is_async_visible = False
         self.agent = clocks.agent(f"copies of mbarrier 0x{self.address:x}", is_async=True)
-        self.init_agent, self.init_epoch = clock.agent, clock.epoch
+        self.init_agent, self.init_epoch = clock.init_agent, clock.initialises()
         self.gathered: Times = clocks.empty()
         self.released: Times = clocks.empty()
 
@@ -170,7 +170,7 @@ class Mbarriers:
         Its inits so far are visible to everyone who synchronises with it.
         """
         for barrier in self._live.values():
-            if barrier.init_agent == clock.agent:
+            if barrier.init_agent == clock.init_agent:
                 barrier.is_async_visible = True
 
 
@@ -264,7 +264,7 @@ class ClusterBarrier:
         np.maximum(self._times, times, out=self._times)
         self.update()
 
-    def wait(self, warp: Warp, lanes: int) -> tuple[Callable[[], bool], Callable[[], None]]:
+    def wait(self, warp: Warp, lanes: int, *, is_relaxed: bool) -> tuple[Callable[[], bool], Callable[[], None]]:
         """`(ready, then)` of the wait."""
         if self._owed.get(warp, 0) & lanes != lanes:
             raise Fault("cluster barrier", "a thread waits without having arrived")
@@ -272,7 +272,7 @@ class ClusterBarrier:
 
         def then() -> None:
             self._owed[warp] &= ~lanes
-            warp.clock.join(self._released)
+            warp.clock.join(self._released, is_relaxed=is_relaxed)
 
         return lambda: self.generation >= awaited, then
 

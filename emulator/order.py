@@ -7,6 +7,10 @@ arrival releases the arriving warp's clock into the barrier, and a wait joins it
 
 A clock has two rows. Row 0 is plain happens-before. Row 1 holds what has also passed a `fence.proxy.async`: the generic
 writes that the async proxy (TMA, wgmma, tcgen05) may rely on. Both rows travel together.
+
+Relaxed synchronisation orders nothing by itself: a relaxed arrival hands on what a fence before it has covered, and
+what a relaxed wait brings counts from the next fence on. `tcgen05.fence` is such a fence for the agents that access
+tensor memory. Asked to, clocks need it also where synchronisation is release and acquire, as the text has it.
 """
 
 from __future__ import annotations
@@ -29,16 +33,19 @@ Times = npt.NDArray[np.int32]  # [2, agents]
 class Clocks:
     """The agents of one cluster. Agent 0 is the launch itself: what it wrote happened before everything."""
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, *, needs_tensor_fences: bool = False):
         self.capacity = capacity
+        self.needs_tensor_fences = needs_tensor_fences
         self.names: list[str] = ["launch"]
         self.is_async = np.zeros(capacity, bool)
+        self.is_tensor = np.zeros(capacity, bool)  # accesses tensor memory
 
-    def agent(self, name: str, *, is_async: bool) -> int:
+    def agent(self, name: str, *, is_async: bool, is_tensor: bool = False) -> int:
         """Register an agent and return its number."""
         if len(self.names) == self.capacity:
             raise Fault("unsupported", f"more than {self.capacity} agents in one cluster")
         self.is_async[len(self.names)] = is_async
+        self.is_tensor[len(self.names)] = is_tensor
         self.names.append(name)
         return len(self.names) - 1
 
@@ -50,28 +57,70 @@ class Clocks:
 class Clock:
     """What one agent that executes instructions (a warp) knows to have happened."""
 
-    __slots__ = ("agent", "clocks", "times")
+    __slots__ = ("_brought", "_fenced", "agent", "clocks", "init_agent", "times")
 
     def __init__(self, clocks: Clocks, name: str):
         self.clocks = clocks
         self.agent = clocks.agent(name, is_async=False)
+        self.init_agent = clocks.agent(f"mbarrier.init by {name}", is_async=False)
         self.times: Times = clocks.empty()
         self.times[0, self.agent] = 1  # nothing that it writes has passed a proxy fence yet
+        self._fenced: Times = clocks.empty()  # what relaxed arrivals hand on
+        self._brought: Times = clocks.empty()  # by relaxed waits
 
     @property
     def epoch(self) -> int:
         """The epoch that an access made now belongs to."""
         return int(self.times[0, self.agent])
 
-    def join(self, times: Times) -> None:
-        """Acquire: whatever had happened at `times` has happened for this agent too."""
+    def join(self, times: Times, *, is_relaxed: bool = False) -> None:
+        """Acquire: whatever had happened at `times` has happened for this agent too; if relaxed, after a fence."""
+        if is_relaxed or self.clocks.needs_tensor_fences:
+            np.maximum(self._brought, times, out=self._brought)
+        if is_relaxed:
+            return
+        if self.clocks.needs_tensor_fences:
+            times = np.where(self.clocks.is_tensor, 0, times)
         np.maximum(self.times, times, out=self.times)
 
-    def release(self) -> Times:
-        """A copy to hand to others; accesses made from now on are not covered by it."""
+    def release(self, *, is_relaxed: bool = False) -> Times:
+        """A copy to hand to others; accesses made from now on are not covered by it, if relaxed those since a fence."""
+        if is_relaxed:
+            return self._fenced.copy()
         times = self.times.copy()
         self.times[0, self.agent] += 1
+        if self.clocks.needs_tensor_fences:
+            times = np.where(self.clocks.is_tensor, self._fenced, times)
         return times
+
+    def fence(self) -> None:
+        """fence.acq_rel: covers everything for relaxed synchronisation before and after it."""
+        self._take(slice(None))
+        self._cover(slice(None))
+
+    def fence_inits(self) -> None:
+        """fence.mbarrier_init: relaxed arrivals hand on the initialisations so far."""
+        self._cover(self.init_agent)
+
+    def fence_before(self) -> None:
+        """tcgen05.fence::before_thread_sync: covers accesses to tensor memory so far."""
+        self._cover(self.clocks.is_tensor)
+
+    def fence_after(self) -> None:
+        """tcgen05.fence::after_thread_sync: accesses to tensor memory that synchronisation has brought count."""
+        self._take(self.clocks.is_tensor)
+
+    def initialises(self) -> int:
+        """The epoch of an mbarrier.init that happens now."""
+        self.times[0, self.init_agent] += 1
+        return int(self.times[0, self.init_agent])
+
+    def _take(self, agents: slice | npt.NDArray[np.bool_]) -> None:
+        self.times[:, agents] = np.maximum(self.times[:, agents], self._brought[:, agents])
+
+    def _cover(self, agents: int | slice | npt.NDArray[np.bool_]) -> None:
+        self._fenced[:, agents] = self.times[:, agents]
+        self.times[0, self.agent] += 1
 
     def learn(self, agent: int, epoch: int) -> None:
         """The accesses up to `epoch` of an agent that works for this one are complete.

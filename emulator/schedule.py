@@ -136,7 +136,7 @@ class AsyncQueues:
 
 SLICE = 1 << 14  # steps a warp may take in its turn, round robin: until it waits
 RANDOM_SLICE = 200
-MAX_IDLE_TURNS = 2000  # turns in which warps only polled and nothing changed
+MAX_IDLE_TURNS = 200  # turns in which warps only polled and nothing changed
 
 
 class Scheduler:

@@ -144,7 +144,6 @@ class Warp:
         self.registers = registers
         self.v = registers.v
         self.clock = clock
-        self.init_times = clock.clocks.empty()  # what was known at the last fence.mbarrier_init
         self.local: LocalMemory
         self.writing_lanes = 0  # lanes that wrote shared memory since the lanes last synchronised or fenced
         self.fragments: list[Fragment] = []

@@ -72,10 +72,9 @@ def cluster_barrier(form: Form) -> Effect:
             warp.require_converged(lanes, "barrier.cluster")
         barrier = warp.cta.cluster.barrier
         if mode == "arrive":
-            times = warp.clock.release() if semantics == "release" else warp.init_times
-            barrier.arrive(warp, lanes.bits, times)
+            barrier.arrive(warp, lanes.bits, warp.clock.release(is_relaxed=semantics == "relaxed"))
             return None
-        ready, then = barrier.wait(warp, lanes.bits)
+        ready, then = barrier.wait(warp, lanes.bits, is_relaxed=semantics == "relaxed")
         return Wait(what=barrier.describe, ready=ready, then=then)
 
     return form.effect(execute)

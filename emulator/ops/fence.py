@@ -8,19 +8,19 @@ from jax_fa4.emulator.state import Lanes, Warp
 
 def _fence_inits(warp: Warp) -> None:
     """Initialised mbarriers may now be used by copies and by other CTAs, once they have synchronised with this warp."""
-    warp.init_times = warp.clock.times.copy()
+    warp.clock.fence_inits()
     for cta in warp.cta.cluster.ctas:
         cta.mbarriers.fence_init(warp.clock)
 
 
 @family("fence", "membar")
 def fence(form: Form) -> Effect:
-    """Orders generic accesses; execution here is sequentially consistent, so that nothing is left to do."""
+    """Makes relaxed synchronisation before and after it order; values are sequentially consistent without it."""
     form.take("acq_rel", "sc", "acquire", "release", default="sc")
     form.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster", default="none")
     form.take("cta", "cluster", "gpu", "sys", "gl", default="none")
     form.end()
-    return form.effect(lambda warp, lanes: None)
+    return form.effect(lambda warp, lanes: warp.clock.fence())
 
 
 @family("fence.mbarrier_init")

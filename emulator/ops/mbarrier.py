@@ -73,8 +73,8 @@ class _Arrival:
     """Operands of the arriving forms: optional token, address, optional count or byte count."""
 
     def __init__(self, form: Form):
-        form.take("release", "relaxed", default="release")
-        form.take("cta", "cluster", default="cta")
+        self.is_relaxed = form.take("release", "relaxed", default="release") == "relaxed"
+        self.scope = form.take("cta", "cluster", default="cta")
         _take_space(form)
         form.take("b64")
         self.expects = form.has("expect_tx")
@@ -94,9 +94,12 @@ def arrive(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         addresses = operands.where.at(warp)
-        times = warp.clock.release()
+        times = warp.clock.release(is_relaxed=operands.is_relaxed)
         for lane in lanes.index:
             barrier = find(warp, int(addresses[lane]), "mbarrier.arrive")
+            if warp.machine.options.strict and barrier.cta is not warp.cta and operands.scope == "cta":
+                message = f"arrival at {barrier.describe()} of another CTA with the scope of this one"
+                raise Fault("mbarrier", message, address=barrier.address)
             count = 1 if operands.expects else _value(warp, operands.extra, lane, 1)
             if operands.expects:
                 barrier.expect_tx(_value(warp, operands.extra, lane, 0))
@@ -148,7 +151,7 @@ class _WaitForm:
 
     def __init__(self, form: Form):
         self.by_parity = form.has("parity")
-        form.take("acquire", "relaxed", default="acquire")
+        self.is_relaxed = form.take("acquire", "relaxed", default="acquire") == "relaxed"
         form.take("cta", "cluster", default="cta")
         _take_space(form)
         form.take("b64")
@@ -207,7 +210,7 @@ def _describe(barrier: Mbarrier, phase: int) -> str:
 
 
 def _observe(operands: _WaitForm, barrier: Mbarrier, warp: Warp, lanes: Lanes) -> None:
-    warp.clock.join(barrier.released)
+    warp.clock.join(barrier.released, is_relaxed=operands.is_relaxed)
     operands.put(warp, lanes, True)
 
 
@@ -226,7 +229,7 @@ def _test_each(operands: _WaitForm, warp: Warp, lanes: Lanes) -> Wait | None:
         barrier = find(warp, int(addresses[lane]), "mbarrier wait", own_only=True)
         answer[lane] = barrier.phase >= operands.phase(barrier, int(warp.v[operands.key][lane]))
         if answer[lane]:
-            warp.clock.join(barrier.released)
+            warp.clock.join(barrier.released, is_relaxed=operands.is_relaxed)
     operands.put(warp, lanes, answer)
     return None if answer[lanes.mask].all() else POLL
 

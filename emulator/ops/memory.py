@@ -13,7 +13,7 @@ from jax_fa4.emulator.errors import Fault
 from jax_fa4.emulator.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, UNSIGNED
 from jax_fa4.emulator.rounding import bf16_bits, bf16_value, flush
 from jax_fa4.emulator.schedule import POLL, Wait
-from jax_fa4.emulator.state import Cta, Lanes, Warp
+from jax_fa4.emulator.state import Cta, Lanes, Warp, lanes_of
 from jax_fa4.emulator.text.module import Vector
 
 SEMANTICS = ("weak", "relaxed", "acquire", "release", "volatile", "mmio", "acq_rel")
@@ -219,6 +219,9 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+ONE_BY_ONE = ("inc", "dec")  # their functions are of scalars
+
+
 def reduce_words(name: str, kind: str, old: Words, new: Words, *, flushes: bool) -> Words:
     """`old op new` on arrays of the element's unsigned type; float additions on global memory flush subnormals."""
     function = OPERATIONS[name]
@@ -237,7 +240,7 @@ def reduce_words(name: str, kind: str, old: Words, new: Words, *, flushes: bool)
 def _register_atomic(name: str) -> None:
     @family(name)
     def atomic(form: Form) -> Effect:
-        """Lanes act one after the other, lowest first."""
+        """Lanes that touch the same words act one after the other, lowest first."""
         form.take(*SEMANTICS, default="relaxed")
         form.take(*SCOPES, default="gpu")
         space = form.take(*SPACES, default="generic").partition("::")[0]
@@ -257,23 +260,35 @@ def _register_atomic(name: str) -> None:
         if len(first) != count:
             raise form.unknown(f"has {len(first)} values for {count} elements")
 
+        def at_once(warp: Warp, lanes: Lanes, where: npt.NDArray[Any]) -> None:
+            """For lanes whose words are apart."""
+            old = load(warp, lanes, space, where, size, count, what)
+            new = np.stack([warp.v[slot] for slot in first], axis=1)[lanes.index]
+            if swap is None:
+                value = reduce_words(operation, kind, old, new, flushes=space != "shared")
+            else:
+                value = np.where(old == new, warp.v[swap[0]][lanes.index][:, None], old)
+            store(warp, lanes, space, where, np.asarray(value, old.dtype).reshape(old.shape), what)
+            for i, slot in enumerate(results):
+                if slot is not None:
+                    warp.v[slot][lanes.index] = old[:, i]
+
         def execute(warp: Warp, lanes: Lanes) -> Wait | None:
             warp.machine.progress += 1
-            for lane, address in zip(lanes.index, addresses(warp, lanes), strict=True):
-                where = np.array([address])
-                old = load(warp, lanes, space, where, size, count, what)
-                new = np.stack([warp.v[slot][lane : lane + 1] for slot in first], axis=1)
-                if swap is None:
-                    value = reduce_words(operation, kind, old.reshape(-1), new.reshape(-1), flushes=space != "shared")
-                else:
-                    value = np.where(old == new, warp.v[swap[0]][lane], old)
-                store(warp, lanes, space, where, np.asarray(value).reshape(1, count).astype(old.dtype), what)
-                for i, slot in enumerate(results):
-                    if slot is not None:
-                        warp.v[slot][lane] = old[0, i]
+            where = addresses(warp, lanes)
+            if operation in ONE_BY_ONE or space not in ("global", "generic") or not _are_apart(where, size * count):
+                for lane, address in zip(lanes.index.tolist(), where, strict=True):
+                    at_once(warp, lanes_of(1 << lane), np.array([address]))
+            else:
+                at_once(warp, lanes, where)
             return POLL if returns else None
 
         return form.effect(execute)
+
+
+def _are_apart(addresses: npt.NDArray[Any], size: int) -> bool:
+    """Whether no two lanes touch the same bytes."""
+    return len(addresses) == 1 or bool((np.diff(np.sort(addresses)) >= size).all())
 
 
 for _name in ("atom", "red"):

@@ -22,13 +22,14 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"""
-    (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/|\n)
+    [ \t\r]*(?:
+    (?P<skip>//[^\n]*|/\*.*?\*/|\n|\Z)
   | (?P<string>"[^"]*")
   | (?P<number>-?(?:0[xX][0-9a-fA-F]+ | 0[fF][0-9a-fA-F]{8}(?![0-9a-fA-F]) | 0[dD][0-9a-fA-F]{16}
         | [0-9]+(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?)?)U?)
   | (?P<word>[.%$_A-Za-z][\w$]*(?:(?:\.|::)[\w$]+)*)
   | (?P<punctuation>[{}()\[\],;:|@!+<>=*-])
-    """,
+    )""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -36,12 +37,14 @@ _TOKEN = re.compile(
 def tokens(source: str) -> Iterator[Token]:
     """All tokens of `source`, in order. Raises `PtxSyntaxError` at a character that starts none."""
     position, line = 0, 1
-    while position < len(source):
-        match = _TOKEN.match(source, position)
-        if match is None:
-            raise PtxSyntaxError(f"unexpected {source[position]!r} in line {line}")
-        kind = str(match.lastgroup)
-        if kind != "skip":
-            yield Token(kind, match[0], line, position)
-        line += match[0].count("\n")
+    for match in _TOKEN.finditer(source):
+        if match.start() != position:
+            break
         position = match.end()
+        kind = str(match.lastgroup)
+        if kind == "skip":
+            line += match[kind].count("\n")
+        else:
+            yield Token(kind, match[kind], line, match.start(kind))
+    if position < len(source):
+        raise PtxSyntaxError(f"unexpected {source[position:].lstrip(' ')[0]!r} in line {line}")

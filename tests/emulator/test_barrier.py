@@ -92,10 +92,19 @@ def test_ctas_of_a_cluster_read_each_other(form):
     assert run(DSMEM.format(form=form, close=CLOSE), threads=32, **PAIR)[:2].tolist() == [1, 0]
 
 
-def test_a_relaxed_arrival_does_not_publish():
+@pytest.mark.parametrize("fence", ["", "fence.mbarrier_init.release.cluster; "])
+def test_a_relaxed_arrival_does_not_publish(fence):
+    body = DSMEM.format(form=".relaxed", close=CLOSE)
     with pytest.raises(ExecutionError) as caught:
-        run(DSMEM.format(form=".relaxed", close=CLOSE), threads=32, **PAIR)
+        run(
+            body.replace("barrier.cluster.arrive.relaxed", fence + "barrier.cluster.arrive.relaxed"), threads=32, **PAIR
+        )
     assert caught.value.check == "race"
+
+
+def test_a_fence_before_a_relaxed_arrival_publishes():
+    body = DSMEM.format(form=".relaxed", close=CLOSE).replace("barrier", "fence.acq_rel.cluster; barrier", 1)
+    assert run(body, threads=32, **PAIR)[:2].tolist() == [1, 0]
 
 
 def test_memory_of_an_exited_cta_is_gone():

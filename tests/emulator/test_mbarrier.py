@@ -42,6 +42,23 @@ def test_an_arrival_hands_over_what_was_written(completion):
     assert run(body.replace("st.shared.b32 [%r1+64], 5", "@%p0 st.shared.b32 [%r1+64], 5"), options=options)[0] == 5
 
 
+RELAXED = """
+@%p9 bra CONSUMER; @%p0 st.shared.b32 [%r1+64], 5; {fence}
+@%p0 mbarrier.arrive.relaxed.cta.shared.b64 _, [%r1]; bra DONE;
+CONSUMER: mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r1], 0; @!%p1 bra CONSUMER;
+{fence} ld.shared.b32 %r2, [%r1+64]; st.global.b32 [%d0], %r2; DONE:
+"""
+
+
+def test_fences_make_relaxed_operations_hand_over_what_was_written():
+    assert run(RELAXED.format(fence="fence.acq_rel.cta;"))[0] == 5
+
+
+def test_relaxed_operations_hand_over_nothing():
+    with pytest.raises(ExecutionError, match="not ordered"):
+        run(RELAXED.format(fence=""))
+
+
 def test_waiting_for_the_other_parity_passes_at_once_and_is_a_race():
     body = """
     @%p9 bra CONSUMER; nanosleep.u32 1; @%p0 st.shared.b32 [%r1+64], 5;

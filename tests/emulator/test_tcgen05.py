@@ -1,6 +1,7 @@
 """tcgen05: products, transfers and copies of every shape against numpy, and the rules that order them."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -596,6 +597,74 @@ def test_loading_what_was_stored_needs_the_wait():
 def test_overwriting_what_is_being_loaded_needs_the_wait():
     body = READY + STORED + WAIT_ST + quarter() + ld("32x32b", 16, 16) + SYNC + one_thread(MMA + COMMIT) + wait()
     fails(body + dealloc(), "may still read", "race")
+
+
+BEFORE, AFTER = "tcgen05.fence::before_thread_sync;\n", "tcgen05.fence::after_thread_sync;\n"
+STRICT = Options(strict=True)
+
+
+def fenced(body):
+    """Fences wherever threads synchronise."""
+    body = body.replace("bar.sync 0;", BEFORE + "bar.sync 0;\n" + AFTER)
+    return re.sub(r"(bra POLL\w+;\n\w+:\n)", rf"\1{AFTER}", body)
+
+
+def test_strict_mode_takes_a_kernel_with_all_fences():
+    assert (result(fenced(READY + STORED + WAIT_ST + SYNC + ACCUMULATE), options=STRICT) != 0).any()
+
+
+@pytest.mark.parametrize("missing", [BEFORE, AFTER])
+def test_strict_mode_wants_fences_on_both_sides_of_a_barrier(missing):
+    body = READY + STORED + WAIT_ST + SYNC + ACCUMULATE
+    result(body)
+    fails(fenced(body).replace(missing, ""), "not ordered|may still read", "race", options=STRICT)
+
+
+def test_strict_mode_wants_a_fence_after_the_wait_for_a_commit():
+    body = READY + one_thread(MMA + COMMIT) + wait() + READ + dealloc()
+    result(body)
+    assert (result(fenced(body), options=STRICT) == PRODUCT).all()
+    fails(fenced(body).replace(AFTER + "shl", "shl"), "not ordered", "race", options=STRICT)
+
+
+def relaxed(before="", after=""):
+    """All threads meet at an mbarrier of their own, without release or acquire."""
+    second = f"{BARRIER - 8}"
+    return f"""
+    @%p1 bra MADE;
+    mbarrier.init.shared.b64 [%r2+{second}], {THREADS};
+    MADE: bar.sync 0;
+    {{store}}
+    {before}
+    mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+{second}];
+    MEET: mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p9, [%r2+{second}], 0;
+    @!%p9 bra MEET;
+    {after}
+    """
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(BEFORE, AFTER), ("fence.acq_rel.cta;", "fence.acq_rel.cta;"), (BEFORE, "fence.sc.cta;")]
+)
+def test_fences_make_relaxed_synchronisation_order_tensor_memory(before, after):
+    result(READY + relaxed(before, after).format(store=STORED + WAIT_ST) + ACCUMULATE)
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), (BEFORE, ""), ("", AFTER), (AFTER, BEFORE)])
+def test_relaxed_synchronisation_orders_no_tensor_memory_by_itself(before, after):
+    fails(READY + relaxed(before, after).format(store=STORED + WAIT_ST) + ACCUMULATE, "not ordered", "race")
+
+
+def test_the_fences_order_tensor_memory_only():
+    store = "st.shared.b32 [%r5+512], %r1;\n"
+    other = "xor.b32 %r9, %r4, 128; add.s32 %r9, %r2, %r9; ld.shared.b32 %r9, [%r9+512];"
+    fails(READY + relaxed(BEFORE, AFTER).format(store=store) + other + dealloc(), "not ordered", "race")
+
+
+def test_strict_mode_knows_no_end_of_a_load_but_its_wait():
+    body = READY + STORED + WAIT_ST + quarter() + ld("32x32b", 16, 16) + save(16) + SYNC
+    body = fenced(body + one_thread(MMA + COMMIT) + wait() + READ + dealloc())
+    fails(body, "may still read", "race", options=STRICT)
 
 
 def test_a_used_load_is_over():

@@ -101,10 +101,10 @@ class Multiply:
             operand.check(times, pipe.agent, operation)
         for part in self.parts:
             if part.a is not None:
-                part.a.check_read(times, pipe.agent, operation, "tcgen05.mma operand A")
+                part.a.check_read(times, pipe.tensor_agent, operation, "tcgen05.mma operand A")
             if self.accumulates:
-                part.d.check_read(times, pipe.agent, operation, "tcgen05.mma accumulator")
-            part.d.check_write(times, pipe.agent, operation, "tcgen05.mma")
+                part.d.check_read(times, pipe.tensor_agent, operation, "tcgen05.mma accumulator")
+            part.d.check_write(times, pipe.tensor_agent, operation, "tcgen05.mma")
             memory_of(part.d.cta).written[self._written(part).where] = True
 
     def execute(self, is_exact: bool) -> None:
@@ -311,7 +311,7 @@ def copy(form: Form) -> Effect:
             )  # fmt: skip
             words.check(times, pipe.agent, operation)
             region = Region(cta, rows.lanes.reshape(-1), column, columns)
-            region.check_write(times, pipe.agent, operation, "tcgen05.cp")
+            region.check_write(times, pipe.tensor_agent, operation, "tcgen05.cp")
             memory_of(cta).written[region.where] = True
             moves.append((words, region))
 
@@ -356,7 +356,7 @@ def commit(form: Form) -> Effect:
             target.require_async_visible()
         pipe = pipe_of(warp, lane)
         times = warp.clock.release()
-        times[:, pipe.agent] = pipe.issued
+        pipe.set(times, pipe.issued)
 
         def arrive() -> None:
             for target in barriers:
@@ -374,6 +374,14 @@ def commit(form: Form) -> Effect:
 
 @family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def fence(form: Form) -> Effect:
-    """Order against synchronisation that does not order by itself; the barriers modelled here all do."""
+    """Order accesses to tensor memory against relaxed synchronisation; in strict mode against any."""
+    is_before = form.instruction.opcode.startswith("tcgen05.fence::before")
     form.end()
-    return form.effect(lambda warp, lanes: None)
+
+    def execute(warp: Warp, lanes: Lanes) -> None:
+        if is_before:
+            warp.clock.fence_before()
+        else:
+            warp.clock.fence_after()
+
+    return form.effect(execute)

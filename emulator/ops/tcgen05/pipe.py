@@ -14,9 +14,10 @@ __all__ = ["Pipe", "ctas_of", "memory_of", "pipe_of", "queue_of"]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Pipe:
-    """The mma and cp of one thread. They execute in issue order, numbered from 1, and are one agent to the clocks."""
+    """The mma and cp of one thread. They execute in issue order, numbered from 1."""
 
-    agent: int
+    agent: int  # reads shared memory
+    tensor_agent: int  # reads and writes tensor memory
     issued: int = 0
     completed: int = 0
 
@@ -26,8 +27,12 @@ class Pipe:
         An accumulating MMA reads what it writes, so its own reads must not stand in its way.
         """
         times = warp.clock.times.copy()
-        times[:, self.agent] = self.issued + 1
+        self.set(times, self.issued + 1)
         return times
+
+    def set(self, times: Times, operation: int) -> None:
+        """Whoever has `times` knows that all up to `operation` have happened."""
+        times[:, [self.agent, self.tensor_agent]] = operation
 
 
 def memory_of(cta: Cta) -> TensorMemory:
@@ -69,5 +74,9 @@ def pipe_of(warp: Warp, lane: int) -> Pipe:
     pipes = warp.scratch.setdefault("tcgen05 pipes", {})
     if lane not in pipes:
         name = f"tcgen05 operations of warp {warp.index} lane {lane} of CTA {warp.cta.rank}"
-        pipes[lane] = Pipe(warp.cta.cluster.clocks.agent(name, is_async=True))
+        clocks = warp.cta.cluster.clocks
+        pipes[lane] = Pipe(
+            clocks.agent(name, is_async=True),
+            clocks.agent(f"{name} in tensor memory", is_async=True, is_tensor=True),
+        )
     return pipes[lane]
