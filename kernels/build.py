@@ -13,6 +13,7 @@ from jax_fa4.configs.params import PointerParam
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig, KernelConfig, PostprocessConfig, PreprocessConfig
+    from jax_fa4.configs.blackwell import ForwardSm100Config
 
 __all__ = ["Compiled", "compile_kernel"]
 
@@ -146,9 +147,32 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     ).artifacts
 
 
+def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .core.inputs import Inputs
+    from .core.scheduler import Grid
+    from .sm100.forward import ForwardSm100
+
+    kernel = ForwardSm100(config)
+    ForwardSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    q, k = _array(config, config.head_dim), _array(config, config.head_dim)
+    v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
+    pointers = _pointers(config)
+    for name in ("mask", "bias"):
+        if name in pointers:
+            pointers[f"{name}_strides"] = tuple(cutlass.Int64(0) for _ in range(3))
+    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
+    grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts
+
+
 COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "forward"): _compile_forward_sm90,
     ("sm_90a", "backward"): _compile_backward_sm90,
     ("sm_90a", "preprocess"): _compile_preprocess_sm90,
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
+    ("sm_100a", "forward"): _compile_forward_sm100,
+    ("sm_103a", "forward"): _compile_forward_sm100,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
-from jax_fa4.configs import sm90
+from jax_fa4.configs import sm90, sm100
 from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
@@ -25,9 +26,17 @@ __all__ = [
     "forward_config",
 ]
 
-FORWARD = {"sm_90a": sm90.forward}
+FORWARD = {
+    "sm_90a": sm90.forward,
+    "sm_100a": sm100.forward,
+    "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
+}
 BACKWARD = {"sm_90a": sm90.backward}
-ALL = {"sm_90a": sm90.all_configs}
+ALL = {
+    "sm_90a": sm90.all_configs,
+    "sm_100a": sm100.all_configs,
+    "sm_103a": functools.partial(sm100.all_configs, "sm_103a"),
+}
 
 
 def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:

@@ -56,6 +56,21 @@ class KernelConfig:
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
             raise ValueError(f"arch must be sm_90a, got {self.arch}")
+        self._check_call()
+        if self.tile_m % WARPGROUP_ROWS or self.warpgroups not in PRODUCER_REGISTERS:
+            raise ValueError(f"tile_m must be 64, 128 or 192, got {self.tile_m}")
+        if self.tile_n % 16 or not 0 < self.tile_n <= 256:
+            raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
+        self._check_smem()
+        needed = self.accumulator_registers + OTHER_REGISTERS
+        if needed > self.consumer_registers:
+            raise ValueError(
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim_v={self.head_dim_v} need {needed} registers "
+                f"a thread, {self.consumer_registers} exist"
+            )
+
+    def _check_call(self) -> None:
+        """What every architecture demands of a call's types and extents."""
         if self.dtype not in ("bfloat16", "float16"):
             raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
         for name in ("head_dim", "head_dim_v"):
@@ -63,20 +78,12 @@ class KernelConfig:
                 raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
         if self.bias not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"bias must be None, float32, bfloat16 or float16, got {self.bias}")
-        if self.tile_m % WARPGROUP_ROWS or self.warpgroups not in PRODUCER_REGISTERS:
-            raise ValueError(f"tile_m must be 64, 128 or 192, got {self.tile_m}")
-        if self.tile_n % 16 or not 0 < self.tile_n <= 256:
-            raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
+
+    def _check_smem(self) -> None:
         if self.kv_stages < 1:
             raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
         if self.smem_bytes > SMEM_LIMIT:
             raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
-        needed = self.accumulator_registers + OTHER_REGISTERS
-        if needed > self.consumer_registers:
-            raise ValueError(
-                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim_v={self.head_dim_v} need {needed} registers "
-                f"a thread, {self.consumer_registers} exist"
-            )
 
     @property
     def name(self) -> str:
@@ -96,6 +103,11 @@ class KernelConfig:
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
         return self.tile_m // WARPGROUP_ROWS
+
+    @property
+    def map_rows(self) -> int:
+        """Rows of Q and O that one tensor copy moves."""
+        return WARPGROUP_ROWS
 
     @property
     def threads(self) -> int:
@@ -198,10 +210,10 @@ class KernelConfig:
         ]
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
         return (
-            tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
+            tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows),
             tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.tile_n),
             tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n),
-            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), WARPGROUP_ROWS),
+            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
             PointerParam(name="softmax_scale", dtype="float32"),
             *(param for present, param in optional if present),

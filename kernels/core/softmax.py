@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-__all__ = ["Softmax", "scale_log2"]
+__all__ = ["Softmax", "normalise", "scale_log2"]
 
 LN_2 = math.log(2.0)
 LOG2_E = math.log2(math.e)
@@ -75,30 +75,33 @@ class Softmax(NamedTuple):
 
         A sink is one more logit, of no value: it joins the sum, and is the lse of an empty row.
         """
-        if sink is not None:
-            return self._finish_with(sink)
         factors, lses = [], []
         for r in range(cute.size(self.row_sum)):
             row_sum = cute.arch.warp_reduction_sum(self.row_sum[r], threads_in_group=ROW_THREADS)
-            empty = row_sum == 0.0
-            factors.append(Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(row_sum))))
-            lse = (self.row_max_log2[r] + cute.math.log2(row_sum, fastmath=True)) * LN_2
-            lses.append(Float32(cutlass.select_(empty, Float32(-Float32.inf), lse)))
+            factor, lse = normalise(row_sum, self.row_max_log2[r], sink)
+            factors.append(factor)
+            lses.append(lse)
         return factors, lses
 
-    def _finish_with(self, sink: Float32) -> tuple[list[Float32], list[Float32]]:
-        """The maximum takes the sink in before anything is summed: neither a high nor a low sink overflows."""
-        sink_log2 = sink * LOG2_E
-        factors, lses = [], []
-        for r in range(cute.size(self.row_sum)):
-            row_sum = cute.arch.warp_reduction_sum(self.row_sum[r], threads_in_group=ROW_THREADS)
-            row_max_log2 = cute.arch.fmax(self.row_max_log2[r], sink_log2)
-            base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
-            rescale = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
-            total = row_sum * rescale + cute.math.exp2(sink_log2 - base, fastmath=True)
-            empty = row_sum == 0.0
-            factor = rescale * cute.arch.rcp_approx(total)
-            factors.append(Float32(cutlass.select_(empty, Float32(0.0), factor)))
-            lse = (base + cute.math.log2(total, fastmath=True)) * LN_2
-            lses.append(Float32(cutlass.select_(empty, sink, lse)))
-        return factors, lses
+
+def normalise(row_sum: Float32, row_max_log2: Float32, sink: Float32 | None = None) -> tuple[Float32, Float32]:
+    """The factor that normalises a row's output, and its lse: 0 and -inf (or the sink) for an empty row."""
+    if sink is not None:
+        return _normalise_with(row_sum, row_max_log2, sink)
+    empty = row_sum == 0.0
+    factor = Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(row_sum)))
+    lse = (row_max_log2 + cute.math.log2(row_sum, fastmath=True)) * LN_2
+    return factor, Float32(cutlass.select_(empty, Float32(-Float32.inf), lse))
+
+
+def _normalise_with(row_sum: Float32, row_max_log2: Float32, sink: Float32) -> tuple[Float32, Float32]:
+    """The maximum takes the sink in before anything is summed: neither a high nor a low sink overflows."""
+    sink_log2 = sink * LOG2_E
+    base = cute.arch.fmax(row_max_log2, sink_log2)
+    base = Float32(cutlass.select_(base == -Float32.inf, Float32(0.0), base))
+    rescale = cute.math.exp2(row_max_log2 - base, fastmath=True)
+    total = row_sum * rescale + cute.math.exp2(sink_log2 - base, fastmath=True)
+    empty = row_sum == 0.0
+    factor = Float32(cutlass.select_(empty, Float32(0.0), rescale * cute.arch.rcp_approx(total)))
+    lse = (base + cute.math.log2(total, fastmath=True)) * LN_2
+    return factor, Float32(cutlass.select_(empty, sink, lse))

@@ -1,0 +1,182 @@
+"""All that a Blackwell forward kernel is compiled from, and what follows: roles, tensor memory, barriers, smem."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from jax_fa4.configs.config import MBARRIER_BYTES, REGISTER_FILE, REGISTER_STEP, SMEM_LIMIT, KernelConfig
+
+__all__ = ["Barrier", "ForwardSm100Config", "Role", "TmemMap", "kv_stages_that_fit"]
+
+ARCHS = ("sm_100a", "sm_103a")
+WARP = 32
+THREADS = 512
+Q_TILES = 2  # of a CTA, computed in turn
+TILE_ROWS = 128  # queries of one, a lane of tensor memory each
+TILE_N = 128  # keys of a block
+WARPGROUP_WARPS = 4
+TMEM_COLUMNS = 512  # of 32 bits, all that an SM has
+EARLY_WEIGHTS = 96  # columns of P with which its product begins; the rest follows behind
+MAX_HEAD_DIM = 128
+MAX_KV_STAGES = 32
+STATISTICS = 3  # a row: the factor for earlier output, the sum and the maximum at the end
+TMEM_ADDRESS_BYTES = 8  # where the allocation tells its address; padded, for barriers follow
+
+
+class Role(NamedTuple):
+    """What some warps of a CTA do."""
+
+    name: str
+    first_warp: int
+    warps: int
+
+
+ROLES = (
+    Role("softmax0", 0, 4),
+    Role("softmax1", 4, 4),
+    Role("correction", 8, 4),
+    Role("mma", 12, 1),
+    Role("epilogue", 13, 1),
+    Role("load", 14, 1),
+    Role("empty", 15, 1),
+)
+
+
+class Barrier(NamedTuple):
+    """An mbarrier, or one for each Q tile or slot of a ring; a table of them is what a kernel initialises."""
+
+    name: str
+    number: int
+    arrivals: int  # a phase
+    arrives: str  # who, and with how many arrivals each
+    waits: str
+    means: str  # what is true once a phase is complete
+
+
+class TmemMap(NamedTuple):
+    """First columns, for each of the two Q tiles. Lane = row of the tile."""
+
+    scores: tuple[int, int]  # float32, TILE_N columns
+    weights: tuple[int, int]  # 16 bit, two a column, over the second half of the scores
+    out: tuple[int, int]  # float32, v_columns
+    end: int  # one past the last
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardSm100Config(KernelConfig):
+    """The forward of sm_100a and sm_103a: a CTA of 16 warps owns two tiles of 128 queries of one head.
+
+    K and V blocks share a ring of `kv_stages`. Registers are those of a thread, by role; all warps that are neither
+    softmax nor correction have the same. Of every `exp2_period` weights of a row, four are computed by a polynomial
+    in place of the special-function unit, from the 32-column fragment `exp2_first` on and never in the last; 0: none.
+    Raises ValueError where shared memory, tensor memory or registers forbid it.
+    """
+
+    softmax_registers: int
+    correction_registers: int
+    other_registers: int
+    exp2_period: int = 0
+    exp2_first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.arch not in ARCHS:
+            raise ValueError(f"arch must be {' or '.join(ARCHS)}, got {self.arch}")
+        self._check_call()
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) > MAX_HEAD_DIM:
+                raise ValueError(f"{name} must be at most {MAX_HEAD_DIM}, got {getattr(self, name)}")
+        if (self.tile_m, self.tile_n) != (Q_TILES * TILE_ROWS, TILE_N):
+            raise ValueError(f"tiles must be {Q_TILES * TILE_ROWS} x {TILE_N}, got {self.tile_m} x {self.tile_n}")
+        if self.kv_stages < 2:
+            raise ValueError(f"kv_stages must be at least 2, one for K and one for V, got {self.kv_stages}")
+        self._check_smem()
+        if self.tmem.end > TMEM_COLUMNS:
+            raise ValueError(f"head_dim_v={self.head_dim_v} needs {self.tmem.end} columns, {TMEM_COLUMNS} exist")
+        registers = [getattr(self, f"{name}_registers") for name in ("softmax", "correction", "other")]
+        if any(n % REGISTER_STEP for n in registers):
+            raise ValueError(f"registers must be multiples of {REGISTER_STEP}, got {registers}")
+        softmax, correction, other = registers
+        total = (2 * softmax + correction + other) * WARPGROUP_WARPS * WARP
+        if total > REGISTER_FILE:
+            raise ValueError(f"registers {registers} take {total} of a CTA, {REGISTER_FILE} exist")
+        if self.exp2_period and (self.exp2_period < 4 or WARP % self.exp2_period):
+            raise ValueError(f"exp2_period must be 0, 4, 8, 16 or 32, got {self.exp2_period}")
+
+    @property
+    def map_rows(self) -> int:
+        """Rows of Q and O that one tensor copy moves."""
+        return TILE_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return THREADS
+
+    @property
+    def q_room(self) -> int:
+        """Bytes for both Q tiles; O leaves through them, once no product reads them any more."""
+        return self.tile_m * max(self.columns, self.v_columns) * self.element_bytes
+
+    @property
+    def kv_stage_bytes(self) -> int:
+        """Of one slot, which takes a block of K or of V."""
+        return max(self.k_bytes, self.v_bytes)
+
+    @property
+    def statistics_bytes(self) -> int:
+        """What softmax tells the correction warps."""
+        return STATISTICS * self.tile_m * 4
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return _smem_bytes(self.q_room, self.kv_stage_bytes, self.kv_stages)
+
+    @property
+    def tmem(self) -> TmemMap:
+        """The column map: S0 S1 O0 O1, P over the second half of its S."""
+        out = Q_TILES * TILE_N
+        return TmemMap(
+            scores=(0, TILE_N),
+            weights=(TILE_N // 2, TILE_N + TILE_N // 2),
+            out=(out, out + self.v_columns),
+            end=out + Q_TILES * self.v_columns,
+        )
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        """Every mbarrier, in the order of shared memory."""
+        return _barriers(self.kv_stages)
+
+
+def _barriers(kv_stages: int) -> tuple[Barrier, ...]:
+    tiles, stages = Q_TILES, kv_stages
+    both = f"softmax and correction (1 a warp, {2 * WARPGROUP_WARPS})"
+    return (
+        Barrier("q.full", tiles, 1, "load (1 + bytes)", "mma", "the Q tile is in smem"),
+        Barrier("kv.full", stages, 1, "load (1 + bytes)", "mma", "a block of K or V is in the slot"),
+        Barrier("kv.empty", stages, 1, "mma (commit)", "load", "every product that reads the slot is complete"),
+        Barrier("s.full", tiles, 1, "mma (commit)", "softmax", "S is in tensor memory, and O complete but for it"),
+        Barrier("p.full", tiles, 8, both, "mma", f"{EARLY_WEIGHTS} columns of P are written, O is rescaled for them"),
+        Barrier("p.last", tiles, 4, "softmax (1 a warp)", "mma", "the other columns of P are written, S is read"),
+        Barrier("stats", tiles, 4, "softmax (1 a warp)", "correction", "the factors for O of this block are in smem"),
+        Barrier("total", tiles, 4, "softmax (1 a warp)", "correction", "sums and maxima of the tile are in smem"),
+        Barrier("o.full", tiles, 1, "mma (commit)", "correction", "O is complete, and Q is not read any more"),
+        Barrier("out.full", tiles, 4, "correction (1 a warp)", "epilogue", "the rounded O is in smem, over Q"),
+        Barrier("tmem.idle", 1, 4, "correction (1 a warp)", "mma", "nobody uses tensor memory: it may be freed"),
+    )
+
+
+def _smem_bytes(q_room: int, kv_stage_bytes: int, kv_stages: int) -> int:
+    barriers = sum(barrier.number for barrier in _barriers(kv_stages)) * MBARRIER_BYTES
+    statistics = STATISTICS * Q_TILES * TILE_ROWS * 4
+    return q_room + kv_stages * kv_stage_bytes + statistics + barriers + TMEM_ADDRESS_BYTES
+
+
+def kv_stages_that_fit(columns: int, v_columns: int) -> int:
+    """Slots for K and V beside two tiles of Q, for padded head dims of 16-bit elements."""
+    q_room = Q_TILES * TILE_ROWS * max(columns, v_columns) * 2
+    stage = TILE_N * max(columns, v_columns) * 2
+    fits = (n for n in range(MAX_KV_STAGES, 0, -1) if _smem_bytes(q_room, stage, n) <= SMEM_LIMIT)
+    return next(fits, 0)

@@ -1,0 +1,150 @@
+"""What a forward call has beside q, k and v, and what a tile of queries makes of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+
+from . import dense, mask, softcap
+from .dense import Dense
+from .scheduler import Grid, Tile
+from .seqlen import Sequence
+from .softmax import scale_log2
+
+__all__ = ["Features", "Inputs", "Logits", "key_blocks", "logits", "prepare", "read", "sequence"]
+
+DIAGONAL_LIMIT = 1 << 30  # offsets are cut to it, so that no sum with lengths wraps
+
+
+class Inputs(NamedTuple):
+    """Addresses of what a call has beside q, k and v; None: compiled without."""
+
+    softmax_scale: cute.Pointer
+    window_left: cute.Pointer | None
+    window_right: cute.Pointer | None
+    softcap: cute.Pointer | None
+    q_offset: cute.Pointer | None
+    q_lengths: cute.Pointer | None
+    kv_lengths: cute.Pointer | None
+    sinks: cute.Pointer | None
+    q_segment_ids: cute.Pointer | None
+    kv_segment_ids: cute.Pointer | None
+    key_blocks: cute.Pointer | None
+    mask: cute.Pointer | None
+    bias: cute.Pointer | None
+    mask_strides: tuple[Int64, Int64, Int64] | None  # elements from one batch entry, head and row to the next
+    bias_strides: tuple[Int64, Int64, Int64] | None
+
+
+class Logits(NamedTuple):
+    """How scores become logits; None: compiled without. One step takes the scale, whatever its sign."""
+
+    capped: Float32 | None  # softcap: s becomes tanh(capped * s)
+    biased: Float32 | None  # bias: then biased * s + bias
+    scale_log2: Float32  # then softmax multiplies by it
+    negative: Boolean | None  # neither cap nor bias: Q has to change its sign before
+
+
+class Features(NamedTuple):
+    """What a thread knows of a call's extras for its rows; None: compiled without."""
+
+    q_ids: tuple[Int32, ...] | None  # segment ids of its rows
+    kv_ids: cute.Pointer | None  # of all keys
+    mask: dense.Rows | None
+    bias: dense.Rows | None
+
+    @classmethod
+    def of(cls, inputs: Inputs, grid: Grid, tile: Tile, place: mask.Place) -> Features:
+        """Those of the calling thread, whose scores lie at `place`."""
+        q_ids = kv_ids = None
+        if inputs.q_segment_ids is not None:
+            entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
+            ids = inputs.q_segment_ids + entry * grid.q_len
+            q_ids = tuple(read(ids + cutlass.min(row, grid.q_len - 1)) for row in place.rows)
+            kv_ids = inputs.kv_segment_ids + entry * grid.kv_len
+
+        def rows_of(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> dense.Rows | None:
+            if pointer is None or steps is None:
+                return None
+            array = Dense(pointer, *steps)
+            return dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, grid.kv_len)
+
+        return cls(q_ids, kv_ids, rows_of(inputs.mask, inputs.mask_strides), rows_of(inputs.bias, inputs.bias_strides))
+
+
+def read(pointer: cute.Pointer) -> Float32 | Int32:
+    """The one element at `pointer`."""
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+
+def logits(inputs: Inputs) -> Logits:
+    """Cap and scale of the call, as the steps from a score to a weight use them."""
+    scale = read(inputs.softmax_scale)
+    capped = biased = negative = None
+    if inputs.softcap is not None:
+        cap = read(inputs.softcap)
+        capped, scale = scale / cap, cap
+    if inputs.bias is not None:
+        biased, scale = scale, Float32(1.0)
+    if capped is None and biased is None:
+        negative = scale < 0.0
+    return Logits(capped, biased, scale_log2(scale), negative)
+
+
+def sequence(inputs: Inputs, grid: Grid, tile: Tile) -> Sequence:
+    """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
+    window_left = read(inputs.window_left) if inputs.window_left is not None else None
+    window_right = read(inputs.window_right) if inputs.window_right is not None else None
+    entry = tile.batch * grid.kv_heads + tile.kv_head
+    q_len, kv_len = grid.q_len, grid.kv_len
+    if inputs.q_lengths is not None:
+        q_len = cutlass.max(cutlass.min(read(inputs.q_lengths + entry), q_len), 0)
+    if inputs.kv_lengths is not None:
+        kv_len = cutlass.max(cutlass.min(read(inputs.kv_lengths + entry), kv_len), 0)
+    diagonal = kv_len - q_len
+    if inputs.q_offset is not None:
+        offset = read(inputs.q_offset + entry)
+        diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
+    return Sequence.aligned(q_len, kv_len, diagonal, window_left, window_right)
+
+
+def key_blocks(inputs: Inputs, grid: Grid, tile: Tile, tile_m: int) -> tuple[Int32, Int32] | None:
+    """The key blocks [begin, end) that hold a segment of the tile; None without segments."""
+    if inputs.key_blocks is None:
+        return None
+    q_tiles = (grid.q_len + (tile_m - 1)) // tile_m
+    entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
+    element = (entry * q_tiles + tile.m_block) * 2
+    return read(inputs.key_blocks + element), read(inputs.key_blocks + (element + 1))
+
+
+def prepare(
+    scores: cute.Tensor,
+    logits: Logits,
+    features: Features,
+    place: mask.Place,
+    start: Int32,
+    seq: Sequence,
+    kv_len: Int32,
+    *,
+    right: bool,
+    left: bool,
+    ragged: bool,
+) -> None:
+    """Cap, bias and masks: scores [rows, columns] of the key block that starts at `start` become logits.
+
+    `ragged`: the block may reach beyond the last key of the array, `kv_len`.
+    """
+    if logits.capped is not None:
+        softcap.cap(scores, logits.capped)
+    if features.bias is not None:
+        dense.add(scores, logits.biased, features.bias, place, start, ragged=ragged)
+    if right or left:
+        mask.hide(scores, place, start, seq, right=right, left=left)
+    if features.q_ids is not None:
+        mask.hide_other_segments(scores, place, start, features.q_ids, features.kv_ids, kv_len, ragged=ragged)
+    if features.mask is not None:
+        dense.hide_false(scores, features.mask, place, start, ragged=ragged)

@@ -1,0 +1,1 @@
+"""Blackwell's kernels."""

@@ -1,0 +1,144 @@
+"""The correction warps: rescale O off softmax's path, and normalise and round it at the end. A thread a row.
+
+O is only touched where some row of a warp needs it: all 32 lanes decide together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
+
+from ..core.inputs import read
+from ..core.ptx import cvt_pair
+from ..core.softmax import normalise
+from . import mma, ptx
+from .shared import Barriers, Smem, Work, arrive, wait
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.blackwell import ForwardSm100Config
+
+__all__ = ["Correction"]
+
+COLUMNS = 16  # of O that a thread has in registers at a time
+
+
+class Correction:
+    """Rows of both Q tiles."""
+
+    def __init__(self, config: ForwardSm100Config, dtype: type[Numeric]) -> None:
+        self.config, self.dtype = config, dtype
+
+    @cute.jit
+    def tile(self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
+        """Waits: stats, total, o.full. Signals: p.full, out.full."""
+        thread = cute.arch.thread_idx()[0] % self.config.map_rows
+        lanes = tmem + (thread // 32 << 21)
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            if cutlass.const_expr(self.config.has_kv_lengths):
+                self.clear_padding(smem, barriers, work)
+            for i in cutlass.range_constexpr(2):
+                arrive(barriers.p_full + i)  # the first product overwrites O
+            for step in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                for i in cutlass.range_constexpr(2):
+                    wait(barriers.stats + i, (step - 1) & 1)  # and so softmax has seen O complete up to the last block
+                    self.rescale(lanes + self.config.tmem.out[i], smem.factors[thread, i])
+                    arrive(barriers.p_full + i)
+            for i in cutlass.range_constexpr(2):
+                wait(barriers.total + i, 0)
+                wait(barriers.o_full + i, 0)  # O is complete, and no product reads Q any more
+                self.finish(lse, smem, barriers, work, lanes, thread, i, False)
+        else:
+            for i in cutlass.range_constexpr(2):
+                self.finish(lse, smem, barriers, work, lanes, thread, i, True)
+
+    @cute.jit
+    def rescale(self, address: Int32, factor: Float32) -> None:
+        """O *= factor in tensor memory, unless no row of the warp needs it."""
+        if cute.arch.vote_any_sync(factor != 1.0):
+            for column in cutlass.range_constexpr(0, self.config.v_columns, COLUMNS):
+                out = ptx.tcgen05_ld(address + column, COLUMNS)
+                cute.arch.fence_view_async_tmem_load()
+                ptx.tcgen05_st(address + column, _scaled(out, factor))
+            cute.arch.fence_view_async_tmem_store()
+
+    @cute.jit
+    def finish(
+        self,
+        lse: cute.Pointer,
+        smem: Smem,
+        barriers: Barriers,
+        work: Work,
+        lanes: Int32,
+        thread: Int32,
+        i: cutlass.Constexpr,
+        empty: cutlass.Constexpr,
+    ) -> None:
+        """Rows of tile `i`: O / row_sum in 16 bit to shared memory, lse to global memory. Signals: out.full[i].
+
+        `empty`: no key is visited, nothing was computed.
+        """
+        config, tile = self.config, work.tile
+        row = tile.m_block * config.tile_m + i * config.map_rows + thread
+        row_sum, row_max_log2 = Float32(0.0), -Float32.inf
+        if cutlass.const_expr(not empty):
+            row_sum, row_max_log2 = smem.sums[thread, i], smem.maxima[thread, i]
+        sink = None
+        if cutlass.const_expr(work.inputs.sinks is not None):
+            sink = read(work.inputs.sinks + (tile.batch * work.grid.q_heads + tile.q_head))
+        factor, row_lse = normalise(row_sum, Float32(row_max_log2), sink)
+        if cutlass.const_expr(config.has_q_lengths):
+            row_lse = Float32(cutlass.select_(row < work.seq.q_len, row_lse, -Float32.inf))
+        self.round_out(smem, lanes + config.tmem.out[i], thread, factor, row < work.seq.q_len, i, empty)
+        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+        arrive(barriers.out_full + i)
+        if row < work.grid.q_len:
+            rows_before = (Int64(tile.batch) * work.grid.q_heads + tile.q_head) * work.grid.q_len
+            element = cute.make_tensor(lse + (rows_before + row), cute.make_layout(1))
+            element[0] = row_lse
+
+    def round_out(
+        self, smem: Smem, address: Int32, thread: Int32, factor: Float32, present: Boolean, i: int, empty: bool
+    ) -> None:
+        """A row of O, times `factor`, from tensor memory to shared memory; 0 where it is `empty` or not `present`."""
+        config = self.config
+        target = smem.out[None, None, i].iterator
+        for column in range(0, config.v_columns, COLUMNS):
+            out = [Float32(0.0)] * COLUMNS
+            if not empty:
+                loaded = ptx.tcgen05_ld(address + column, COLUMNS)
+                cute.arch.fence_view_async_tmem_load()
+                out = _scaled(loaded, factor)
+            if config.has_q_lengths:
+                out = [Float32(cutlass.select_(present, value, Float32(0.0))) for value in out]
+            words = [cvt_pair(self.dtype, out[c], out[c + 1]) for c in range(0, COLUMNS, 2)]
+            for first in range(0, COLUMNS, mma.PIECE):
+                element = mma.piece(thread, column + first, config.map_rows, config.v_columns)
+                ptx.st_shared_v4(target + element, words[first // 2 : (first + mma.PIECE) // 2])
+
+    @cute.jit
+    def clear_padding(self, smem: Smem, barriers: Barriers, work: Work) -> None:
+        """Zeroes what the first V block holds beyond the sequence: its weights are 0, but 0 * NaN is NaN.
+
+        Only there: a block further on is not visited, and what lies beyond the array itself was filled in as zeros.
+        V follows on K in the ring's second slot. The product waits for p.full, which these warps signal next.
+        """
+        config, seq = self.config, work.seq
+        seen = seq.kv_len - work.visit.first * config.tile_n
+        if seen < config.tile_n and seq.kv_len < work.grid.kv_len:
+            wait(barriers.kv_full + 1, 0)
+            words = cute.recast_tensor(smem.v[None, None, 1], Int32)
+            row_words = config.v_columns * config.element_bytes // 4
+            first = cute.arch.thread_idx()[0] % config.map_rows
+            for word in cutlass.range(first, (config.tile_n - seen) * row_words, config.map_rows, unroll=1):
+                words[seen + word // row_words, word % row_words] = Int32(0)
+            cute.arch.fence_proxy("async.shared", space="cta")  # the tensor core may read what this thread wrote
+
+
+def _scaled(values: list[Float32], factor: Float32) -> list[Float32]:
+    """Every value times `factor`, two at a time."""
+    pairs = (cute.arch.mul_packed_f32x2((a, b), (factor, factor)) for a, b in zip(*[iter(values)] * 2, strict=True))
+    return [value for pair in pairs for value in pair]

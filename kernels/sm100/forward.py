@@ -1,0 +1,158 @@
+"""Blackwell forward: 16 warps with a role each; two tiles of 128 queries share the blocks of K and V.
+
+    load --q--> mma --s--> softmax0, softmax1 --p--> mma --o--> correction --out--> epilogue
+         --kv->                               --stats, total-->
+
+    gmem -TMA-> smem -tcgen05.mma-> tensor memory: S, P over S, O -tcgen05.ld-> registers -st.shared-> smem -TMA-> gmem
+
+    smem           Q 2 x 128 x D (O leaves through it) | kv_stages x (K or V) 128 x max(D, E) | statistics | barriers
+    tensor memory  S0 [0, 128)  S1 [128, 256)  P0 [64, 128)  P1 [192, 256)  O0 [256, 256 + E)  O1 [256 + E, 256 + 2 E)
+
+    warps     0-3       4-7       8-11        12   13        14    15
+    role      softmax0  softmax1  correction  mma  epilogue  load  empty
+
+Barriers: `ForwardSm100Config.barriers`, the table that is initialised here. Each of a Q tile's barriers completes once a
+block of keys, or once a tile, so that a phase is the parity of the number of blocks. Key blocks are visited downwards:
+the masked right edge first, the masked left edge last.
+
+Parameters and grid are those of the Hopper kernel, with boxes of 128 rows for q and out, and tile_m = 256. Head dims
+that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from ..core import inputs as calls
+from ..core.bounds import Bounds
+from ..core.inputs import Inputs
+from ..core.scheduler import Grid, SingleTile
+from . import mma
+from .correction import Correction
+from .epilogue import Epilogue
+from .issue import Issue
+from .load import Load
+from .shared import Barriers, Maps, Smem, Work, allocate, arrive, make_barriers, wait
+from .softmax import Softmax
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.blackwell import ForwardSm100Config
+
+__all__ = ["ForwardSm100"]
+
+CORRECTION_WARP = 8
+MMA_WARP = 12
+EPILOGUE_WARP = 13
+LOAD_WARP = 14
+SOFTMAX_WARPS = 4  # of each Q tile, from warp 0 on
+TMEM_COLUMNS = 512
+EARLY_WEIGHTS = 96  # columns of P with which its product begins
+
+
+class ForwardSm100:
+    """The forward kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: ForwardSm100Config) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.bounds = Bounds(
+            tile_m=config.tile_m,
+            tile_n=config.tile_n,
+            has_left=config.has_left,
+            has_right=config.has_right,
+            has_padding=config.has_q_lengths,
+        )
+        self.scheduler = SingleTile(
+            tile_m=config.tile_m,
+            kv_bytes=(config.head_dim + config.head_dim_v) * config.element_bytes,
+            longest_first=config.longest_first,
+        )
+        self.load = Load(config)
+        self.issue = Issue(config, self.dtype, EARLY_WEIGHTS)
+        self.softmax = Softmax(config, self.dtype, EARLY_WEIGHTS)
+        self.correction = Correction(config, self.dtype)
+        self.epilogue = Epilogue(config)
+
+    @cute.jit
+    def launch(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Pointer,
+        inputs: Inputs,
+        grid: Grid,
+    ) -> None:
+        """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+
+        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
+            return cpasync.make_tiled_tma_atom(op, array, mma.layout(self.dtype, rows, columns), (rows, columns))[0]
+
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        maps = Maps(
+            q=atom(load, q, config.map_rows, config.columns),
+            k=atom(load, k, config.tile_n, config.columns),
+            v=atom(load, v, config.tile_n, config.v_columns),
+            out=atom(store, out, config.map_rows, config.v_columns),
+        )
+        self.kernel(maps, lse, inputs, grid).launch(
+            grid=(grid.batch, 1, 1),
+            block=(config.threads, 1, 1),
+            smem=config.smem_bytes,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(self, maps: Maps, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
+        config = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == LOAD_WARP:
+            for atom in maps:
+                cpasync.prefetch_descriptor(atom)
+        smem = allocate(config, self.dtype)
+        if warp == MMA_WARP:
+            cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address)
+        barriers = make_barriers(config.barriers, first_thread=cute.arch.thread_idx()[0] == 0)
+        tmem = cute.make_tensor(smem.tmem_address, cute.make_layout(1))[0]
+        work = self.work(inputs, grid)
+
+        if warp < SOFTMAX_WARPS:
+            cute.arch.setmaxregister_increase(config.softmax_registers)
+            self.softmax.tile(smem, barriers, work, tmem, 0)
+        elif warp < CORRECTION_WARP:
+            cute.arch.setmaxregister_increase(config.softmax_registers)
+            self.softmax.tile(smem, barriers, work, tmem, 1)
+        elif warp < MMA_WARP:
+            cute.arch.setmaxregister_decrease(config.correction_registers)
+            self.correction.tile(lse, smem, barriers, work, tmem)
+            arrive(barriers.tmem_idle)
+        else:
+            cute.arch.setmaxregister_decrease(config.other_registers)
+            if warp == MMA_WARP:
+                self.issue.tile(smem, barriers, work, tmem)
+                self.free(smem, barriers)
+            if warp == EPILOGUE_WARP:
+                self.epilogue.tile(maps, smem, barriers, work)
+            if warp == LOAD_WARP:
+                self.load.tile(maps, smem, barriers, work)
+
+    def work(self, inputs: Inputs, grid: Grid) -> Work:
+        """The CTA's tile. Every role asks here, so that none can disagree on emptiness."""
+        tile = self.scheduler.tile(cute.arch.block_idx()[0], grid)
+        seq = calls.sequence(inputs, grid, tile)
+        within = calls.key_blocks(inputs, grid, tile, self.config.tile_m)
+        visit = self.bounds.visit(tile.m_block, seq, within)
+        return Work(grid, tile, seq, visit, calls.logits(inputs), inputs)
+
+    def free(self, smem: Smem, barriers: Barriers) -> None:
+        """Gives tensor memory back. Waits: tmem.idle."""
+        wait(barriers.tmem_idle, Int32(0))
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, smem.tmem_address), TMEM_COLUMNS)

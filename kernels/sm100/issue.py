@@ -1,0 +1,118 @@
+"""The MMA warp: issues S = Q K^T and O += P V of both Q tiles in turn, and owns tensor memory.
+
+    block            first        each further one                        after the last
+    tile 0           S0           O0 += P0 V    S0                        O0 += P0 V
+    tile 1           S1                              O1 += P1 V    S1     O1 += P1 V
+
+While softmax works on one tile's S, the tensor core is the other tile's. A product P V waits for three quarters of P
+only; the rest follows behind it. Products execute in the order of issue, which is why S may follow on the P V that
+reads the same columns of tensor memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Numeric
+
+from . import mma
+from .shared import Barriers, Slot, Smem, Work, commit, wait
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.blackwell import ForwardSm100Config
+
+__all__ = ["Issue"]
+
+WEIGHTS_A_COLUMN = 2  # 16-bit weights in a 32-bit column of tensor memory
+
+
+class State(NamedTuple):
+    """Where the warp is."""
+
+    slot: Slot  # of the next block of K or V
+    step: Int32  # blocks of the tile so far, and so phases of every barrier of a Q tile
+
+
+class Issue:
+    """Products of one config."""
+
+    def __init__(self, config: ForwardSm100Config, dtype: type[Numeric], early_weights: int) -> None:
+        self.config, self.early = config, early_weights // mma.K_EXTENT
+        self.scores = mma.Instruction(dtype, config.tile_n, b_by_columns=False)
+        self.out = mma.Instruction(dtype, config.v_columns, b_by_columns=True)
+        self.q = mma.by_rows(config.map_rows, config.columns)
+        self.k = mma.by_rows(config.tile_n, config.columns)
+        self.v = mma.by_columns(config.tile_n, config.v_columns)
+
+    @cute.jit
+    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
+        """Waits: q.full, kv.full, p.full, p.last. Signals: s.full, o.full, kv.empty (by tcgen05.commit)."""
+        visit = work.visit
+        instruction = Int32(self.scores.descriptor)
+        if cutlass.const_expr(work.logits.negative is not None):
+            flipped = Int32(self.scores.descriptor | mma.NEGATE_A)
+            instruction = Int32(cutlass.select_(work.logits.negative, flipped, instruction))
+
+        if visit.num_n_blocks > 0:
+            state = self.first(smem, barriers, tmem, instruction)
+            for _ in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                state = self.step(smem, barriers, tmem, instruction, state)
+            self.last(smem, barriers, tmem, state)
+
+    @cute.jit
+    def first(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32) -> State:
+        """S of both tiles with the first block."""
+        keys = Slot.first()
+        wait(barriers.kv_full + keys.index, keys.phase)
+        for i in cutlass.range_constexpr(2):
+            wait(barriers.q_full + i, 0)
+            self.issue_scores(smem, tmem, instruction, keys, i)
+            commit(barriers.s_full + i)
+        commit(barriers.kv_empty + keys.index)
+        return State(keys.next(self.config.kv_stages), Int32(0))
+
+    @cute.jit
+    def step(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32, state: State) -> State:
+        """O += P V of a block and S of the next, tile by tile."""
+        values = state.slot
+        keys = values.next(self.config.kv_stages)
+        wait(barriers.kv_full + values.index, values.phase)
+        wait(barriers.kv_full + keys.index, keys.phase)
+        for i in cutlass.range_constexpr(2):
+            self.issue_out(smem, barriers, tmem, values, state.step, i)
+            if cutlass.const_expr(i == 1):
+                commit(barriers.kv_empty + values.index)
+            # no wait for S to be free: softmax has read it before p.last, and P V above reads P before S overwrites it
+            self.issue_scores(smem, tmem, instruction, keys, i)
+            commit(barriers.s_full + i)
+        commit(barriers.kv_empty + keys.index)
+        return State(keys.next(self.config.kv_stages), state.step + 1)
+
+    @cute.jit
+    def last(self, smem: Smem, barriers: Barriers, tmem: Int32, state: State) -> None:
+        """O += P V of the last block. Its slot is not given back: nothing is loaded any more."""
+        wait(barriers.kv_full + state.slot.index, state.slot.phase)
+        for i in cutlass.range_constexpr(2):
+            self.issue_out(smem, barriers, tmem, state.slot, state.step, i)
+            commit(barriers.o_full + i)
+
+    def issue_scores(self, smem: Smem, tmem: Int32, instruction: Int32, keys: Slot, i: int) -> None:
+        """S = Q K^T of tile `i`."""
+        a = self.q.descriptor(smem.q[None, None, i].iterator)
+        b = self.k.descriptor(smem.k[None, None, keys.index].iterator)
+        steps = tuple(zip(self.q.steps, self.k.steps, strict=True))
+        mma.issue(instruction, tmem + self.config.tmem.scores[i], a, b, steps, accumulate=False)
+
+    def issue_out(self, smem: Smem, barriers: Barriers, tmem: Int32, values: Slot, step: Int32, i: int) -> None:
+        """O += P V of tile `i`, in two parts. Waits: p.full[i], p.last[i]."""
+        columns = self.config.tmem
+        instruction = Int32(self.out.descriptor)
+        d, a = tmem + columns.out[i], tmem + columns.weights[i]
+        b = self.v.descriptor(smem.v[None, None, values.index].iterator)
+        steps = tuple((k * mma.K_EXTENT // WEIGHTS_A_COLUMN, at) for k, at in enumerate(self.v.steps))
+        wait(barriers.p_full + i, step & 1)
+        mma.issue(instruction, d, a, b, steps[: self.early], accumulate=Boolean(step > 0))
+        wait(barriers.p_last + i, step & 1)
+        mma.issue(instruction, d, a, b, steps[self.early :], accumulate=True)

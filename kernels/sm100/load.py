@@ -1,0 +1,90 @@
+"""The load warp: streams both Q tiles and the blocks of K and V into shared memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..sm90.tma import Corner, partition
+from .shared import Barriers, Maps, Slot, Smem, Work, wait
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.blackwell import ForwardSm100Config
+
+__all__ = ["Load"]
+
+
+class Load:
+    """In the order in which the MMA warp asks: Q0 K(0) Q1 V(0), then K and V of each following block."""
+
+    def __init__(self, config: ForwardSm100Config) -> None:
+        self.config = config
+
+    @cute.jit
+    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work) -> None:
+        """Waits: kv.empty. Signals: q.full, kv.full (TMA counts the bytes)."""
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            self.queries(maps, smem, barriers, work, 0)
+            slot = self.keys(maps, smem, barriers, work, visit.first, Slot.first())
+            self.queries(maps, smem, barriers, work, 1)
+            slot = self.values(maps, smem, barriers, work, visit.first, slot)
+            for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
+                slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
+        # no tail: every copy is waited for by a product that the CTA's end waits for
+
+    @cute.jit
+    def queries(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, i: cutlass.Constexpr) -> None:
+        """Q tile `i`. Signals: q.full[i]."""
+        config, tile = self.config, work.tile
+        full = barriers.q_full + i
+        _expect(full, config.q_bytes // (config.tile_m // config.map_rows))
+        corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
+        _fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
+
+    def keys(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
+        """K of a block into `slot`; returns the next one."""
+        config = self.config
+        target = smem.k[None, None, slot.index]
+        return self.block(maps.k, config.columns, config.k_bytes, target, barriers, work, n_block, slot)
+
+    def values(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
+        """V of a block into `slot`; returns the next one."""
+        config = self.config
+        target = smem.v[None, None, slot.index]
+        return self.block(maps.v, config.v_columns, config.v_bytes, target, barriers, work, n_block, slot)
+
+    def block(
+        self,
+        atom: cute.CopyAtom,
+        columns: int,
+        size: int,
+        target: cute.Tensor,
+        barriers: Barriers,
+        work: Work,
+        n_block: Int32,
+        slot: Slot,
+    ) -> Slot:
+        """One block. Waits: kv.empty. Signals: kv.full."""
+        tile_n = self.config.tile_n
+        wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
+        full = barriers.kv_full + slot.index
+        _expect(full, size)
+        _fetch(atom, (tile_n, columns), Corner(n_block * tile_n, work.tile.kv_head, work.tile.batch), target, full)
+        return slot.next(self.config.kv_stages)
+
+
+def _expect(full: cute.Pointer, size: int) -> None:
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(full, size)
+
+
+def _fetch(
+    atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, target: cute.Tensor, full: cute.Pointer
+) -> None:
+    destination, source = partition(atom, block, corner, target)
+    cute.copy(atom, source, destination, tma_bar_ptr=full)

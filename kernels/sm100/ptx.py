@@ -1,0 +1,63 @@
+"""Blackwell's instructions, one a function."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+
+__all__ = ["fence_after_sync", "fence_before_sync", "max3", "st_shared_v4", "tcgen05_ld", "tcgen05_st"]
+
+
+def max3(a: Float32, b: Float32, c: Float32) -> Float32:
+    """max.NaN.f32 of three: NaN if one of them is (PTX ISA, max)."""
+    return Float32(_asm([a, b, c], "max.NaN.f32 $0, $1, $2, $3;", "=f,f,f,f", Float32.mlir_type, volatile=False))
+
+
+def tcgen05_ld(address: Int32, columns: int) -> list[Float32]:
+    """tcgen05.ld.32x32b: a thread's `columns` columns of its lane, readable after tcgen05.wait::ld.
+
+    `address` is the same in a warp: lane 32 * (warp % 4) << 16 | column. `columns`: a power of two up to 128.
+    """
+    struct = llvm.StructType.get_literal([Float32.mlir_type] * columns)
+    registers = ", ".join(f"${i}" for i in range(columns))
+    text = f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [${columns}];"
+    loaded = _asm([address], text, ",".join(["=f"] * columns + ["r"]), struct)
+    return [Float32(llvm.extractvalue(Float32.mlir_type, loaded, [i])) for i in range(columns)]
+
+
+def tcgen05_st(address: Int32, values: list[Int32] | list[Float32]) -> None:
+    """tcgen05.st.32x32b: a thread's registers into as many columns of its lane, done after tcgen05.wait::st."""
+    kind = "f" if isinstance(values[0], Float32) else "r"
+    registers = ", ".join(f"${i + 1}" for i in range(len(values)))
+    text = f"tcgen05.st.sync.aligned.32x32b.x{len(values)}.b32 [$0], {{{registers}}};"
+    _asm([address, *values], text, ",".join(["r"] + [kind] * len(values)))
+
+
+def fence_before_sync() -> None:
+    """tcgen05.fence::before_thread_sync: what was issued before comes before the signal that follows."""
+    _asm([], "tcgen05.fence::before_thread_sync;", "")
+
+
+def fence_after_sync() -> None:
+    """tcgen05.fence::after_thread_sync: what is issued from here on comes after the wait before it."""
+    _asm([], "tcgen05.fence::after_thread_sync;", "")
+
+
+def st_shared_v4(pointer: cute.Pointer, words: list[Int32]) -> None:
+    """st.shared.v4.b32: 16 bytes to an address of a multiple of 16."""
+    _asm([pointer.toint(), *words], "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r")
+
+
+def _asm(
+    operands: list[cutlass.Numeric], text: str, constraints: str, result: ir.Type | None = None, *, volatile: bool = True
+) -> ir.Value:
+    return llvm.inline_asm(
+        result,
+        [operand.ir_value() for operand in operands],
+        text,
+        constraints,
+        has_side_effects=volatile,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )

@@ -1,0 +1,159 @@
+"""What the roles of a CTA share: tiles and statistics in shared memory, barriers by name, the tile at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Numeric
+from cutlass.cute.nvgpu import tcgen05
+
+from ..core.bounds import Visit
+from ..core.inputs import Inputs, Logits
+from ..core.scheduler import Grid, Tile
+from ..core.seqlen import Sequence
+from . import mma, ptx
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.blackwell import Barrier, ForwardSm100Config
+
+__all__ = ["Barriers", "Maps", "Slot", "Smem", "Work", "allocate", "arrive", "commit", "make_barriers", "wait"]
+
+ALIGNMENT = 1024  # bytes: the widest swizzle repeats so
+
+
+class Maps(NamedTuple):
+    """TMA copies of one tile each."""
+
+    q: cute.CopyAtom
+    k: cute.CopyAtom
+    v: cute.CopyAtom
+    out: cute.CopyAtom
+
+
+class Smem(NamedTuple):
+    """Tiles and statistics in shared memory."""
+
+    q: cute.Tensor  # (128, D, 2)
+    k: cute.Tensor  # (128, D, kv_stages)
+    v: cute.Tensor  # (128, E, kv_stages), the bytes of k
+    out: cute.Tensor  # (128, E, 2), the bytes of q
+    factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block at hand
+    sums: cute.Tensor  # (128, 2) float32: row_sum of the tile
+    maxima: cute.Tensor  # (128, 2) float32: row_max_log2 of the tile
+    tmem_address: cute.Pointer  # where the allocation puts the address of column 0
+
+
+class Barriers(NamedTuple):
+    """First of each kind of barrier, as `ForwardSm100Config.barriers` lists them."""
+
+    q_full: cute.Pointer
+    kv_full: cute.Pointer
+    kv_empty: cute.Pointer
+    s_full: cute.Pointer
+    p_full: cute.Pointer
+    p_last: cute.Pointer
+    stats: cute.Pointer
+    total: cute.Pointer
+    o_full: cute.Pointer
+    out_full: cute.Pointer
+    tmem_idle: cute.Pointer
+
+
+class Slot(NamedTuple):
+    """A place in the ring of K and V blocks; `phase` is the parity of its full barrier's completion."""
+
+    index: Int32
+    phase: Int32
+
+    @classmethod
+    def first(cls) -> Slot:
+        """Where both ends begin."""
+        return cls(Int32(0), Int32(0))
+
+    def next(self, stages: int) -> Slot:
+        """The place behind."""
+        index = self.index + 1
+        wrapped = index == stages
+        return Slot(
+            Int32(cutlass.select_(wrapped, Int32(0), index)), Int32(cutlass.select_(wrapped, self.phase ^ 1, self.phase))
+        )
+
+
+class Work(NamedTuple):
+    """One tile and what it visits."""
+
+    grid: Grid
+    tile: Tile
+    seq: Sequence
+    visit: Visit
+    logits: Logits
+    inputs: Inputs
+
+
+def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
+    """Both Q tiles, the ring of K and V, statistics. O leaves through Q's place, whichever is wider."""
+    smem = cutlass.memory.SmemAllocator()
+    q_room = smem.allocate(config.q_room, ALIGNMENT)
+    ring = smem.allocate(config.kv_stages * config.kv_stage_bytes, ALIGNMENT)
+
+    def tiles(start: cute.Pointer, columns: int, number: int, step_bytes: int) -> cute.Tensor:
+        one = mma.layout(dtype, config.map_rows, columns)
+        shape, stride = one.outer.shape, one.outer.stride
+        every = cute.make_layout((*shape, number), stride=(*stride, step_bytes // config.element_bytes))
+        return cute.make_tensor(cute.recast_ptr(start, one.inner, dtype), every)
+
+    def statistics() -> cute.Tensor:
+        return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, config.tile_m // config.map_rows)), 4)
+
+    q_step = config.q_room * config.map_rows // config.tile_m
+    return Smem(
+        q=tiles(q_room, config.columns, config.tile_m // config.map_rows, q_step),
+        k=tiles(ring, config.columns, config.kv_stages, config.kv_stage_bytes),
+        v=tiles(ring, config.v_columns, config.kv_stages, config.kv_stage_bytes),
+        out=tiles(q_room, config.v_columns, config.tile_m // config.map_rows, q_step),
+        factors=statistics(),
+        sums=statistics(),
+        maxima=statistics(),
+        tmem_address=smem.allocate_array(Int32, 1),
+    )
+
+
+def make_barriers(table: tuple[Barrier, ...], *, first_thread: cutlass.Boolean) -> Barriers:
+    """Initialises every barrier of the table. Every thread calls it; it ends with the CTA in step."""
+    smem = cutlass.memory.SmemAllocator()
+    rows = {barrier.name.replace(".", "_"): barrier for barrier in table}
+    places = {name: smem.allocate_array(Int64, barrier.number) for name, barrier in rows.items()}
+    _initialise(tuple((places[name], row.number, row.arrivals) for name, row in rows.items()), first_thread)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    return Barriers(**places)
+
+
+@cute.jit
+def _initialise(rows: tuple[tuple[cute.Pointer, int, int], ...], first_thread: cutlass.Boolean) -> None:
+    if first_thread:
+        for place, number, arrivals in rows:
+            for i in range(number):
+                cute.arch.mbarrier_init(place + i, arrivals)
+
+
+def wait(barrier: cute.Pointer, phase: Int32) -> None:
+    """Until the phase of that parity is complete; tensor memory that it covers may be used from here on."""
+    cute.arch.mbarrier_wait(barrier, phase)
+    ptx.fence_after_sync()
+
+
+def arrive(barrier: cute.Pointer) -> None:
+    """One arrival for the warp, after all that its lanes did before."""
+    ptx.fence_before_sync()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barrier)
+
+
+def commit(barrier: cute.Pointer) -> None:
+    """An arrival once all products that the warp has issued are complete."""
+    with cute.arch.elect_one():
+        tcgen05.commit(barrier)
