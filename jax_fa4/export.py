@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.export import DisabledSafetyCheck
 
-from jax_fa4 import checks, configs, launcher
+from jax_fa4 import checks, launcher
 
 __all__ = ["ARCHS", "ENVIRONMENT_VARIABLE", "asked_archs", "export_disabled_checks", "target_arch", "target_archs"]
 
-ARCHS = ("sm_90a", "sm_100a")  # Hopper, Blackwell; "a": code that uses wgmma or tcgen05 runs on this architecture alone
+# Hopper and Blackwell; "a": code that uses wgmma or tcgen05 runs on this architecture alone
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
+DEFAULT = ("sm_90a",)  # all whose kernels have run on hardware
 ENVIRONMENT_VARIABLE = "JAX_FA4_ARCH"
 
 _chosen = jax.make_user_context(default_value=None)  # in JAX's cache keys: another choice's program is not reused
@@ -38,8 +40,8 @@ def export_disabled_checks() -> list[DisabledSafetyCheck]:
 def target_arch(*archs: str) -> Iterator[None]:
     """Within it, programs that are lowered for a GPU without a device at hand get cubins for `archs`.
 
-    Names are "sm_90a" and "sm_100a". The environment variable JAX_FA4_ARCH (names with commas between) says it for a
-    whole process; without both it is all that have kernels.
+    Names are "sm_90a", "sm_100a" and "sm_103a". The environment variable JAX_FA4_ARCH (names with commas between) says
+    it for a whole process; without both it is "sm_90a".
 
     Example:
       >>> import jax_fa4
@@ -55,8 +57,8 @@ def target_arch(*archs: str) -> Iterator[None]:
 
 
 def target_archs() -> tuple[str, ...]:
-    """The architectures to make cubins for where no device tells: those asked for, else all that have kernels."""
-    return asked_archs() or tuple(arch for arch in ARCHS if arch in configs.ALL)
+    """The architectures to make cubins for where no device tells: those asked for, else Hopper."""
+    return asked_archs() or DEFAULT
 
 
 def asked_archs() -> tuple[str, ...]:

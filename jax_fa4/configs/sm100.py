@@ -41,9 +41,10 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | 
     """The forward kernel of a spec, or None where there is none."""
     head_dim = max(spec.head_dim, spec.head_dim_v)
     row = next((row for (row_arch, d), row in FORWARD.items() if row_arch == arch and head_dim <= d), None)
-    if row is None or spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
-        return None
     mask = spec.mask
+    elsewhere = spec.has_batched_scalars or mask.has_cu_seqlens or spec.page_size is not None
+    if row is None or elsewhere or spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
+        return None
     padded = (-(-d // MMA_COLUMNS) * MMA_COLUMNS for d in (spec.head_dim, spec.head_dim_v))
     return ForwardSm100Config(
         arch=arch,

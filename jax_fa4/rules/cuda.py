@@ -50,7 +50,7 @@ def kernel_or(blockwise: Lowering, call: KernelCall) -> Lowering:
         target = _target(ctx)
         if spec.implementation == "xla":
             return blockwise(ctx, *args, spec=spec, **params)
-        if reasons := [reason for arch in target.archs if (reason := call.why_not(spec, arch, params))]:
+        if reasons := _why_not(spec, target.archs, lambda arch: call.why_not(spec, arch, params)):
             _fall_back(spec, reasons[0])
             return blockwise(ctx, *args, spec=spec, **params)
         return _lowered(call)(ctx, *args, spec=spec, target=target, **params)
@@ -74,6 +74,15 @@ def unless_emulated(lowering: Lowering, call: KernelCall) -> Lowering:
 
 def _lowered(call: KernelCall) -> Lowering:
     return clean(mlir.lower_fun(call.function, multiple_results=True))
+
+
+def _why_not(spec: AttentionSpec, archs: tuple[str, ...], why_not: Callable[[str], str | None]) -> list[str]:
+    """What keeps a program for `archs` from launching kernels."""
+    reasons = [reason for arch in archs if (reason := why_not(arch))]
+    if spec.mask.has_segments and len(archs) > 1:  # a kernel is told which key blocks a tile visits: a matter of tiles
+        names = " and ".join(archs)
+        reasons.append(f"jax_fa4 has kernels for segment ids in programs for one architecture, not for {names}")
+    return reasons
 
 
 def unless_kernel_asked(blockwise: Lowering) -> Lowering:

@@ -121,27 +121,27 @@ class ForwardSm100:
             cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address)
         barriers = make_barriers(config.barriers, first_thread=cute.arch.thread_idx()[0] == 0)
         tmem = cute.make_tensor(smem.tmem_address, cute.make_layout(1))[0]
-        work = self.work(inputs, grid)
 
+        # each role finds the tile itself: what it knows of it then needs no registers while another role runs
         if warp < SOFTMAX_WARPS:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(smem, barriers, work, tmem, 0)
+            self.softmax.tile(smem, barriers, self.work(inputs, grid), tmem, 0)
         elif warp < CORRECTION_WARP:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(smem, barriers, work, tmem, 1)
+            self.softmax.tile(smem, barriers, self.work(inputs, grid), tmem, 1)
         elif warp < MMA_WARP:
             cute.arch.setmaxregister_decrease(config.correction_registers)
-            self.correction.tile(lse, smem, barriers, work, tmem)
+            self.correction.tile(lse, smem, barriers, self.work(inputs, grid), tmem)
             arrive(barriers.tmem_idle)
         else:
             cute.arch.setmaxregister_decrease(config.other_registers)
             if warp == MMA_WARP:
-                self.issue.tile(smem, barriers, work, tmem)
+                self.issue.tile(smem, barriers, self.work(inputs, grid), tmem)
                 self.free(smem, barriers)
             if warp == EPILOGUE_WARP:
-                self.epilogue.tile(maps, smem, barriers, work)
+                self.epilogue.tile(maps, smem, barriers, self.work(inputs, grid))
             if warp == LOAD_WARP:
-                self.load.tile(maps, smem, barriers, work)
+                self.load.tile(maps, smem, barriers, self.work(inputs, grid))
 
     def work(self, inputs: Inputs, grid: Grid) -> Work:
         """The CTA's tile. Every role asks here, so that none can disagree on emptiness."""

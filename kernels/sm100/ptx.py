@@ -50,7 +50,12 @@ def st_shared_v4(pointer: cute.Pointer, words: list[Int32]) -> None:
 
 
 def _asm(
-    operands: list[cutlass.Numeric], text: str, constraints: str, result: ir.Type | None = None, *, volatile: bool = True
+    operands: list[cutlass.Numeric],
+    text: str,
+    constraints: str,
+    result: ir.Type | None = None,
+    *,
+    volatile: bool = True,
 ) -> ir.Value:
     return llvm.inline_asm(
         result,

@@ -77,7 +77,8 @@ class Slot(NamedTuple):
         index = self.index + 1
         wrapped = index == stages
         return Slot(
-            Int32(cutlass.select_(wrapped, Int32(0), index)), Int32(cutlass.select_(wrapped, self.phase ^ 1, self.phase))
+            Int32(cutlass.select_(wrapped, Int32(0), index)),
+            Int32(cutlass.select_(wrapped, self.phase ^ 1, self.phase)),
         )
 
 

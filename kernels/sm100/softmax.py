@@ -1,8 +1,8 @@
 """The softmax warps: 128 threads a Q tile, a row each. S from tensor memory becomes P there.
 
-    row_max_log2 grows only where a block's maximum exceeds it by more than RESCALE_THRESHOLD, so that weights are at
-    most 2^RESCALE_THRESHOLD and earlier output seldom has to be rescaled. The final division is exact all the same:
-    row_sum and O have the same factor.
+row_max_log2 grows only where a block's maximum exceeds it by more than RESCALE_THRESHOLD, so that weights are at
+most 2^RESCALE_THRESHOLD and earlier output seldom has to be rescaled. The final division is exact all the same:
+row_sum and O have the same factor.
 """
 
 from __future__ import annotations

@@ -285,9 +285,33 @@ def test_asking_for_xla_is_silent():
 
 def test_an_architecture_without_kernels_says_so():
     support.warn_fallback.cache_clear()
-    with jax_fa4.target_arch("sm_100a"), pytest.warns(support.FallbackWarning, match="sm_100a"):
-        text = lowered(jax_fa4.attention, Q, KV, KV)
+    wide = (2, 200, 4, 256)
+    with jax_fa4.target_arch("sm_100a"), pytest.warns(support.FallbackWarning, match="no sm_100a kernel"):
+        text = lowered(jax_fa4.attention, wide, wide, wide)
     assert launcher.TARGET not in text
+
+
+def test_a_program_for_several_architectures_carries_a_kernel_for_each():
+    x = jax.ShapeDtypeStruct((2, 200, 4, 64), HALF)
+    archs = ("sm_90a", "sm_100a", "sm_103a")
+    with jax_fa4.target_arch(*archs):
+        program = jax.export.export(
+            jax.jit(causal), platforms=["cuda"], disabled_checks=jax_fa4.export_disabled_checks()
+        )(x, x, x)
+    text = program.mlir_module()
+    assert [arch for arch in archs if f"jax_fa4_forward_{arch}_bfloat16_d64_right_0" in text] == list(archs)
+
+
+def test_segments_are_for_one_architecture_at_a_time():
+    def packed(q, k, v):
+        ids = jnp.zeros(q.shape[:2], jnp.int32)
+        return jax_fa4.attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids)
+
+    support.warn_fallback.cache_clear()
+    with jax_fa4.target_arch("sm_100a"):
+        assert launcher.TARGET in lowered(packed, Q, Q, Q)
+    with jax_fa4.target_arch("sm_90a", "sm_100a"), pytest.warns(support.FallbackWarning, match="one architecture"):
+        assert launcher.TARGET not in lowered(packed, Q, Q, Q)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])

@@ -129,9 +129,12 @@ def test_what_has_no_kernel_is_refused():
         attention_varlen(q[0], q[0], q[0], offsets, offsets, implementation="emulate")
 
 
-def test_the_architecture_is_the_one_asked_for():
-    with target_arch("sm_100a"), pytest.raises(NotImplementedError, match="has no sm_100a kernel"):
-        attention(*operands(), implementation="emulate")
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+def test_the_architecture_is_the_one_asked_for(arch):
+    with target_arch(arch), emulate.recording() as launches:
+        assert_near(*both(*operands(q_len=260), causal=True))
+    assert [launch.entry for launch in launches] == [f"jax_fa4_forward_{arch}_bfloat16_d64_right_0"]
 
 
 @needs_compiler

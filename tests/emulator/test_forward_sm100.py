@@ -1,0 +1,150 @@
+"""Our Blackwell forward kernel, run in the emulator, against exact attention in float64. No such GPU was at hand.
+
+`pytest -m matrix tests/emulator` runs the whole matrix: minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from jax_fa4 import testing
+from jax_fa4.configs import forward_config
+from jax_fa4.emulator.launch import Options
+from jax_fa4.testing import Cell
+
+from .forward import forward
+from .test_forward_sm90 import MODES, assert_exact, call_of, compiled, spec_of
+
+BASE = Cell(batch=(1,), kv_heads=1, head_dim=64, dtype="bfloat16")
+
+
+def cell(**changes) -> Cell:
+    return dataclasses.replace(BASE, **changes)
+
+
+def emulate(cell: Cell, options: Options, seed: int = 0, arch: str = "sm_100a", **changes):
+    x = testing.random(cell, seed) | changes
+    config = forward_config(spec_of(cell, x), arch)
+    assert config is not None
+    out, lse, result = forward(compiled(config), config, call_of(cell, x, config), options)
+    return x, out.view(testing.np_dtype(cell.dtype)), lse, result
+
+
+def exponentials(result) -> int:
+    return sum(result.stats.by_warp("ex2").values())
+
+
+QUICK = [
+    cell(q=1, k=1, head_dim=128),
+    cell(q=257, k=129, head_dim=128),  # the second CTA has one query, and its second tile none
+    cell(q=130, k=300, kv_heads=2, group=2, batch=(2,), head_dim=128),
+    cell(q=150, k=400, head_dim=128, softmax_scale=2.0),  # maxima grow by more than the threshold
+    cell(q=60, k=130, head_dim=128, softmax_scale=-0.3),
+    cell(q=300, k=270, causal=True, group=2, dtype="float16"),
+    cell(q=200, k=77, causal=True, dtype="float16"),  # the first tile sees no key
+    cell(q=20, k=0, causal=True, dtype="float16"),
+    cell(q=150, k=300, window=(40, 10)),
+    cell(q=70, k=90, head_dim=72, head_dim_v=96, causal=True),
+    cell(q=20, k=130, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
+    cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
+    cell(q=270, k=150, segments=3, bias="shared", kv_heads=2),
+]
+
+
+@pytest.mark.parametrize("cell", QUICK, ids=str)
+def test_forward_is_attention(cell):
+    x, out, lse, _ = emulate(cell, MODES["late"])
+    assert_exact(x, out, lse, cell.dtype)
+
+
+def test_sm_103a_computes_all_exponentials_in_hardware():
+    small = cell(q=100, k=200)
+    x, out, lse, result = emulate(small, MODES["early"], arch="sm_103a")
+    assert_exact(x, out, lse, small.dtype)
+    _, _, _, emulating = emulate(small, MODES["early"])
+    assert exponentials(emulating) < 0.9 * exponentials(result)
+
+
+def test_keys_beyond_a_length_may_be_nan():
+    padded = cell(q=20, k=130, batch=(3,), q_lengths=(20, 9, 1), kv_lengths=(70, 129, 128), causal=True, q_offset=9)
+    x, expected, _, _ = emulate(padded, MODES["late"])
+    for name in "kv":
+        for entry, length in enumerate(x["kv_lengths"]):
+            x[name][entry, length:] = np.nan
+    _, out, _, _ = emulate(padded, MODES["random"], k=x["k"], v=x["v"])
+    assert np.array_equal(out, expected)
+
+
+def test_nan_in_a_key_reaches_every_query_that_sees_it():
+    seen = cell(q=100, k=200, head_dim=128)
+    k = testing.random(seen)["k"]
+    k[0, 150] = np.nan
+    _, out, lse, _ = emulate(seen, MODES["late"], k=k)
+    assert np.isnan(out.astype(np.float32)).all()
+    assert np.isnan(lse).all()
+
+
+@pytest.mark.parametrize("mode", ["early", "random"])
+def test_results_do_not_depend_on_when_copies_complete_or_who_runs_first(mode):
+    ragged = cell(q=260, k=270, head_dim=128, softmax_scale=1.0)
+    _, expected, _, _ = emulate(ragged, MODES["late"])
+    _, out, _, _ = emulate(ragged, MODES[mode])
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
+    _, _, _, result = emulate(cell(q=256, k=256, head_dim=128), MODES["early"])
+    tile = 128 * 128
+    assert result.stats.total("tma_load_bytes") == 2 * tile * 6  # both tiles of Q, two blocks of K and of V
+    assert result.stats.total("tcgen05_flops") == 2 * 2 * tile * 128 * 4
+
+
+LENGTHS = (1, 7, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
+FEATURES = [
+    {},
+    {"causal": True},
+    {"window": (100, 20)},
+    {"window": (130, None)},
+    {"window": (None, 64)},
+    {"causal": True, "q_offset": 40},
+    {"kv_lengths": (200,)},
+    {"q_lengths": (70,), "kv_lengths": (140,), "causal": True},
+    {"segments": 3},
+    {"segments": 4, "causal": True},
+    {"softcap": 5.0},
+    {"sinks": True},
+    {"mask": "shared"},
+    {"bias": "keys"},
+    {"softmax_scale": 1.5},
+]
+
+
+def matrix() -> list[tuple[Cell, str, int]]:
+    """Every feature in both dtypes and several head dims, with lengths drawn from LENGTHS."""
+    rng = random.Random(0)
+    cells = []
+    for features, head_dim in itertools.product(FEATURES, (64, 128)):
+        for dtype, mode in itertools.product(("bfloat16", "float16"), MODES):
+            q, k = rng.choice(LENGTHS), rng.choice(LENGTHS)
+            changes = dict(features)
+            for name, length in (("q_lengths", q), ("kv_lengths", k)):
+                if name in changes:
+                    changes[name] = tuple(min(n, length) for n in changes[name])
+            heads = rng.choice(({"kv_heads": 2}, {"group": 2}))
+            cells.append((cell(q=q, k=k, head_dim=head_dim, dtype=dtype, **heads, **changes), mode, rng.randrange(100)))
+    for head_dim, mode in zip(range(8, 129, 8), itertools.cycle(MODES)):
+        dims = {"head_dim": head_dim, "head_dim_v": rng.randrange(8, 129, 8)}
+        cells.append((cell(q=rng.choice(LENGTHS), k=rng.choice(LENGTHS), causal=True, **dims), mode, head_dim))
+    return cells
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("cell", "mode", "seed"), matrix(), ids=str)
+def test_every_feature_at_every_edge(cell, mode, seed):
+    x, out, lse, _ = emulate(cell, dataclasses.replace(MODES[mode], seed=seed), seed)
+    assert_exact(x, out, lse, cell.dtype)
