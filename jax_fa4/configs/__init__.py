@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 from jax_fa4.configs import sm90, sm100
 from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
@@ -26,13 +27,13 @@ __all__ = [
     "forward_config",
 ]
 
-FORWARD = {
+FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
     "sm_90a": sm90.forward,
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
 BACKWARD = {"sm_90a": sm90.backward}
-ALL = {
+ALL: dict[str, Callable[[], tuple[Config, ...]]] = {
     "sm_90a": sm90.all_configs,
     "sm_100a": sm100.all_configs,
     "sm_103a": functools.partial(sm100.all_configs, "sm_103a"),

@@ -19,21 +19,19 @@ __all__ = ["FORWARD", "all_configs", "forward"]
 class Row:
     """Choices for head dims up to one."""
 
-    softmax_registers: int
-    correction_registers: int
-    other_registers: int
+    registers: tuple[int, int, int]  # of a thread: softmax, correction, others
     exp2_period: int
     exp2_first: int
 
 
 DTYPES = ("bfloat16", "float16")
 BIASES = (None, "float32", "bfloat16", "float16")
-FORWARD = {  # architecture, up to the larger head dim, only where the mask has a right edge; the first row that fits
-    ("sm_100a", 95): Row(softmax_registers=200, correction_registers=64, other_registers=48, exp2_period=16, exp2_first=1),
-    ("sm_100a", 128): Row(softmax_registers=192, correction_registers=80, other_registers=48, exp2_period=16, exp2_first=1),
+FORWARD = {  # architecture, up to the larger head dim; the first row that fits
+    ("sm_100a", 88): Row(registers=(200, 64, 48), exp2_period=16, exp2_first=1),
+    ("sm_100a", 128): Row(registers=(192, 80, 48), exp2_period=16, exp2_first=1),
     # its special-function units are twice as fast
-    ("sm_103a", 128): Row(softmax_registers=176, correction_registers=80, other_registers=80, exp2_period=0, exp2_first=0),
-}  # fmt: skip
+    ("sm_103a", 128): Row(registers=(176, 80, 80), exp2_period=0, exp2_first=0),
+}
 HEAD_DIMS = ((64, 64), (128, 128))
 
 
@@ -65,7 +63,11 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | 
         has_softcap=spec.has_softcap,
         has_sinks=spec.has_sinks,
         bias=spec.bias_dtype,  # type: ignore[arg-type]
-        **dataclasses.asdict(row),
+        softmax_registers=row.registers[0],
+        correction_registers=row.registers[1],
+        other_registers=row.registers[2],
+        exp2_period=row.exp2_period,
+        exp2_first=row.exp2_first,
     )
 
 

@@ -8,8 +8,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from . import dense, mask, softcap
+from . import dense, softcap
+from . import mask as masks
 from .dense import Dense
+from .mask import Place
 from .scheduler import Grid, Tile
 from .seqlen import Sequence
 from .softmax import scale_log2
@@ -57,7 +59,7 @@ class Features(NamedTuple):
     bias: dense.Rows | None
 
     @classmethod
-    def of(cls, inputs: Inputs, grid: Grid, tile: Tile, place: mask.Place) -> Features:
+    def of(cls, inputs: Inputs, grid: Grid, tile: Tile, place: Place) -> Features:
         """Those of the calling thread, whose scores lie at `place`."""
         q_ids = kv_ids = None
         if inputs.q_segment_ids is not None:
@@ -125,7 +127,7 @@ def prepare(
     scores: cute.Tensor,
     logits: Logits,
     features: Features,
-    place: mask.Place,
+    place: Place,
     start: Int32,
     seq: Sequence,
     kv_len: Int32,
@@ -143,8 +145,8 @@ def prepare(
     if features.bias is not None:
         dense.add(scores, logits.biased, features.bias, place, start, ragged=ragged)
     if right or left:
-        mask.hide(scores, place, start, seq, right=right, left=left)
+        masks.hide(scores, place, start, seq, right=right, left=left)
     if features.q_ids is not None:
-        mask.hide_other_segments(scores, place, start, features.q_ids, features.kv_ids, kv_len, ragged=ragged)
+        masks.hide_other_segments(scores, place, start, features.q_ids, features.kv_ids, kv_len, ragged=ragged)
     if features.mask is not None:
         dense.hide_false(scores, features.mask, place, start, ragged=ragged)

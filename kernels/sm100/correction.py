@@ -87,7 +87,8 @@ class Correction:
         if cutlass.const_expr(not empty):
             row_sum, row_max_log2 = smem.sums[thread, i], smem.maxima[thread, i]
         sink = None
-        if cutlass.const_expr(work.inputs.sinks is not None):
+        if cutlass.const_expr(config.has_sinks):
+            assert work.inputs.sinks is not None, "the config says so"
             sink = read(work.inputs.sinks + (tile.batch * work.grid.q_heads + tile.q_head))
         factor, row_lse = normalise(row_sum, Float32(row_max_log2), sink)
         if cutlass.const_expr(config.has_q_lengths):

@@ -11,9 +11,9 @@
     warps     0-3       4-7       8-11        12   13        14    15
     role      softmax0  softmax1  correction  mma  epilogue  load  empty
 
-Barriers: `ForwardSm100Config.barriers`, the table that is initialised here. Each of a Q tile's barriers completes once a
-block of keys, or once a tile, so that a phase is the parity of the number of blocks. Key blocks are visited downwards:
-the masked right edge first, the masked left edge last.
+Barriers: `ForwardSm100Config.barriers`, the table that is initialised here. Each of a Q tile's barriers completes once
+a block of keys, or once a tile, so that a phase is the parity of the number of blocks. Key blocks are visited
+downwards: the masked right edge first, the masked left edge last.
 
 Parameters and grid are those of the Hopper kernel, with boxes of 128 rows for q and out, and tile_m = 256. Head dims
 that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.

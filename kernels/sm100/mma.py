@@ -6,7 +6,6 @@ bytes. Within 8 rows, 16-byte pieces trade places by their row.
 
 from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
