@@ -138,6 +138,29 @@ def windows_of(ids: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.nd
     return ids[starts[:, None] + np.arange(shape.length + 1)]
 
 
+def characters() -> tuple[str, np.ndarray]:
+    """All characters of the text in order, and the text as indices into them."""
+    text = prose()
+    vocabulary = "".join(sorted(set(text)))
+    return vocabulary, np.searchsorted(np.array(list(vocabulary)), np.array(list(text))).astype(np.int32)
+
+
+def train(
+    shape: Shape, dtype: jnp.dtype, ids: np.ndarray, steps: int, rng: np.random.Generator, reports: int = 8
+) -> CharacterModel:
+    """A model after so many steps; a progress bar shows them, and a line each of the losses on the way."""
+    model = CharacterModel(shape, dtype, nnx.Rngs(0))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, max(1, steps // 20), steps)
+    optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
+    losses = []
+    for step in (bar := tqdm(range(1, steps + 1), unit="step")):
+        losses.append(float(train_step(model, optimizer, jnp.asarray(windows_of(ids, shape, rng)))))
+        if reports and (step == 1 or step % max(1, steps // reports) == 0):
+            bar.write(f"step {step:5d}  loss {np.mean(losses):.3f}")
+            losses.clear()
+    return model
+
+
 def implementation(dtype: jnp.dtype) -> str:
     """What runs the causal attention of this model on the device at hand."""
     device = jax.devices()[0]
@@ -164,32 +187,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32 if on_gpu else 8)
     args = parser.parse_args()
 
-    text = prose()
-    vocabulary = "".join(sorted(set(text)))
-    ids = np.searchsorted(np.array(list(vocabulary)), np.array(list(text))).astype(np.int32)
+    vocabulary, ids = characters()
     training, held_out = np.split(ids, [int(0.95 * len(ids))])
 
     dtype = jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32)
     shape = Shape(
         vocabulary=len(vocabulary), layers=args.layers, heads=args.heads, length=args.length, batch=args.batch
     )
-    model = CharacterModel(shape, dtype, nnx.Rngs(0))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, max(1, args.steps // 20), args.steps)
-    optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
-    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")
     print(f"attention: {implementation(dtype)}")
-    print(f"{parameters:,} parameters, {len(text):,} characters of Python's own manual")
+    print(f"{len(ids):,} characters of Python's own manual")
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
-    losses = []
-    for step in (bar := tqdm(range(1, args.steps + 1), unit="step")):
-        losses.append(float(train_step(model, optimizer, jnp.asarray(windows_of(training, shape, rng)))))
-        if step == 1 or step % max(1, args.steps // 8) == 0:
-            bar.write(f"step {step:5d}  loss {np.mean(losses):.3f}")
-            losses.clear()
-    print(f"trained in {time.perf_counter() - start:.0f} s")
+    model = train(shape, dtype, training, args.steps, rng)
+    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(f"trained {parameters:,} parameters in {time.perf_counter() - start:.0f} s")
     held_out_loss = nnx.jit(mean_loss)
     unseen = [float(held_out_loss(model, jnp.asarray(windows_of(held_out, shape, rng)))) for _ in range(16)]
     print(f"loss on text it has not seen: {np.mean(unseen):.3f} nats a character")

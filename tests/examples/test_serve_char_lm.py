@@ -1,0 +1,112 @@
+"""The serving example, on a model small enough for a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx", reason="needs the example's packages (pip install 'jax-fa4[demo]')")
+SCRIPT = Path(__file__).parents[2] / "examples" / "serve_char_lm.py"
+LENGTH = 20
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("serve_char_lm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    module.PAGE_SIZE, module.CHUNK = 4, 3
+    return module
+
+
+@pytest.fixture(scope="module")
+def shape(example):
+    return example.training.Shape(vocabulary=30, layers=1, heads=1, length=LENGTH, batch=1)
+
+
+@pytest.fixture(scope="module")
+def model(example, shape):
+    return example.training.CharacterModel(shape, jnp.dtype("float32"), nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def requests(example):
+    """More than there are slots, of different lengths."""
+    rng = np.random.default_rng(0)
+    return example.random_requests(rng.integers(0, 30, 200), 9, LENGTH, rng)
+
+
+@pytest.fixture
+def serve(example, model):
+    def run(requests, cache):
+        with example.tqdm(disable=True) as bar:
+            return example.serve(model, requests, cache, bar)
+
+    return run
+
+
+def paged(example, shape, slots=3, num_pages=11):
+    return example.PagedCache(shape, jnp.dtype("float32"), slots, num_pages)
+
+
+def test_a_paged_and_a_dense_cache_give_the_same_answers(example, shape, requests, serve, quick_compilation):
+    cache = paged(example, shape)
+    answers = serve(requests, cache)
+    assert answers == serve(requests, example.DenseCache(shape, jnp.dtype("float32"), 3))
+    assert {number: len(answer) for number, answer in answers.items()} == {r.number: r.new for r in requests}
+    assert sorted(cache.free) == list(range(11))
+
+
+def test_an_answer_is_what_the_model_writes_without_any_cache(
+    example, model, shape, requests, serve, quick_compilation
+):
+    request = max(requests, key=lambda request: request.new)
+    (answer,) = serve([request], paged(example, shape, slots=1)).values()
+    tokens = [*request.prompt.tolist(), *answer]
+    logits = model(jnp.asarray([tokens]), jnp.arange(len(tokens)))[0]
+    for place in range(len(request.prompt), len(tokens)):
+        batch = example.Batch(
+            tokens=jnp.zeros((1, 1), jnp.int32),
+            counts=jnp.array([1]),
+            lengths=jnp.array([place - 1]),
+            requests=jnp.array([request.number]),
+            page_table=jnp.zeros((1, 1), jnp.int32),
+        )
+        noise = example._noise(batch, shape.vocabulary)[0]
+        assert tokens[place] == int(jnp.argmax(logits[place - 1] / example.TEMPERATURE + noise))
+
+
+def test_requests_wait_for_pages_and_share_no_page(example, shape, requests, serve, monkeypatch, quick_compilation):
+    cache = paged(example, shape, num_pages=6)
+    batches = []
+    make = example._batch
+    monkeypatch.setattr(example, "_batch", lambda *args: batches.append(dict(cache.held)) or make(*args))
+    assert len(serve(requests, cache)) == len(requests)
+    assert max(len(held) for held in batches) > 1
+    assert min(len(held) for held in batches) < 3
+    for held in batches:
+        pages = [page for of_slot in held.values() for page in of_slot]
+        assert len(set(pages)) == len(pages)
+
+
+def test_a_request_that_fits_nowhere_is_an_error(example, shape, requests, serve):
+    with pytest.raises(ValueError, match="request 0 needs more room than the cache has"):
+        serve(requests, paged(example, shape, num_pages=1))
+
+
+def test_it_trains_serves_and_reports(example, monkeypatch, capsys, quick_compilation):
+    sizes = ["--layers", "1", "--heads", "1", "--length", "16", "--requests", "5", "--slots", "2", "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["serve_char_lm.py", *sizes])
+    example.main()
+    out = capsys.readouterr().out
+    assert "paged: " in out
+    assert "dense: " in out
+    assert out.count("tokens per second") == 2
+    assert "the same answer to 5 of 5 requests" in out
