@@ -63,9 +63,21 @@ def array(name: str, value: Any) -> jax.Array:
     """An array of JAX or numpy, or an object that JAX turns into one, as a JAX array."""
     if isinstance(value, jax.Array):
         return value
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__jax_array__"):
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_numpy(name, value)
+    if hasattr(value, "__jax_array__"):
         return jnp.asarray(value)
     fail(TypeError, f"{name} must be an array", _described(value))
+
+
+def _of_numpy(name: str, value: np.ndarray | np.generic) -> jax.Array:
+    try:
+        if value.dtype != jax.dtypes.float0:
+            return jnp.asarray(value)
+    except (TypeError, ValueError):  # the first for a dtype, the second for a masked array
+        pass
+    kind = "float0" if value.dtype == jax.dtypes.float0 else value.dtype.name
+    fail(TypeError, f"{name} must be an array that JAX can hold", f"{type(value).__name__} of {kind}")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -158,12 +170,12 @@ def paged_queries(q: jax.Array, k_pages: jax.Array, packed: bool) -> None:
 
 def page_table(value: Any, num_sequences: int | None) -> jax.Array:
     """[batch, pages] indices of pages, for as many sequences as there are queries of."""
-    x = _integer_dtype("page_table", array("page_table", value))
+    x = _int32("page_table", value)
     if x.ndim != 2:
         fail(ValueError, "page_table must have 2 axes [batch, pages of a sequence]", f"shape {x.shape}")
     if num_sequences is not None and x.shape[0] != num_sequences:
         fail(ValueError, f"page_table must have a row for each of {num_sequences} sequences", x.shape[0])
-    return x.astype(jnp.int32)
+    return x
 
 
 def append(k: jax.Array, v: jax.Array, k_pages: jax.Array, v_pages: jax.Array, packed: bool) -> None:
@@ -204,12 +216,15 @@ def head_dims(operands: Mapping[str, jax.Array], step: int = 8) -> None:
             fail(ValueError, rule, head_dim, hint)
 
 
-def positive(name: str, value: Any) -> float | jax.Array:
-    """A finite number above 0, or a traced one, whose value nobody sees here."""
+def positive(name: str, value: Any, dtype: Any) -> float | jax.Array:
+    """A finite number above 0, also in `dtype`, or a traced one, whose value nobody sees here."""
     number = _known_number(value)
     if number is not None:
-        if not (math.isfinite(number) and number > 0):
+        if not 0 < number < math.inf:
             fail(ValueError, f"{name} must be finite and > 0", number)
+        least, most = float(jnp.finfo(dtype).tiny), float(jnp.finfo(dtype).max)
+        if not least <= number <= most:
+            fail(ValueError, f"{name} must be from {least:.3g} to {most:.3g}", number)
         return float(number)
     x = _rank_0(name, value, "a number")
     if not jnp.issubdtype(x.dtype, jnp.floating) and not jnp.issubdtype(x.dtype, jnp.integer):
@@ -248,6 +263,11 @@ def offset(value: Any, batch: tuple[int, ...]) -> jax.Array:
         fail(TypeError, "q_offset must hold integers", number)
     if number is not None and abs(number) > LARGEST_POSITION:
         fail(ValueError, "q_offset must be within +-2**30", number)
+    if (
+        isinstance(value, np.ndarray)
+        and (furthest := _furthest(value, -LARGEST_POSITION, LARGEST_POSITION)) is not None
+    ):
+        fail(ValueError, "q_offset must be within +-2**30", furthest)
     return integers("q_offset", value if number is None else np.asarray(number, np.int32), batch, "[*batch]")
 
 
@@ -255,10 +275,9 @@ def lengths(name: str, value: Any, batch: tuple[int, ...], limit: int, letters: 
     """Lengths that broadcast to the batch; those given as numbers or by numpy must not exceed the array's length."""
     if _known_number(value) is not None:
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and isinstance(limit, int):  # no symbolic length
-        for known in value.min(initial=0), value.max(initial=0):
-            if not 0 <= known <= limit:
-                fail(ValueError, f"{name} must be from 0 to {limit}", known)
+    is_known = isinstance(value, np.ndarray) and isinstance(limit, int)  # neither traced nor of symbolic length
+    if is_known and (furthest := _furthest(value, 0, limit)) is not None:
+        fail(ValueError, f"{name} must be from 0 to {limit}", furthest)
     return integers(name, value, batch, letters)
 
 
@@ -269,7 +288,7 @@ def sequence_lengths(name: str, value: Any, num_sequences: int, limit: int, lett
 
 def offsets(name: str, value: Any, total: int, num_sequences: int | None = None) -> jax.Array:
     """Where each of some packed sequences begins, and the last one ends; those given by numpy must fit the array."""
-    x = _integer_dtype(name, array(name, value))
+    x = _int32(name, value)
     if x.ndim != 1 or not x.shape[0]:
         fail(ValueError, f"{name} must have 1 axis, of one entry more than there are sequences", f"shape {x.shape}")
     if num_sequences is not None and x.shape[0] != num_sequences + 1:
@@ -280,7 +299,7 @@ def offsets(name: str, value: Any, total: int, num_sequences: int | None = None)
         for known in value[0].item(), value[-1].item():
             if not 0 <= known <= total:
                 fail(ValueError, f"{name} must be from 0 to {total}", known)
-    return x.astype(jnp.int32)
+    return x
 
 
 def max_seqlen(name: str, value: Any) -> None:
@@ -298,8 +317,7 @@ def max_seqlen(name: str, value: Any) -> None:
 
 def integers(name: str, value: Any, shape: tuple[int, ...], letters: str) -> jax.Array:
     """An integer array that broadcasts to `shape`, with all its axes, as int32."""
-    x = _integer_dtype(name, array(name, value))
-    return broadcastable(name, x, shape, letters).astype(jnp.int32)
+    return broadcastable(name, _int32(name, value), shape, letters)
 
 
 def segment_ids(q_ids: Any, kv_ids: Any, batch: tuple[int, ...], t: int, s: int) -> tuple[jax.Array, jax.Array]:
@@ -381,10 +399,27 @@ def _full_last_axis(x: jax.Array, size: int) -> jax.Array:
 def _rank_0(name: str, value: Any, accepted: str) -> jax.Array:
     if not (isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(value, "__jax_array__")):
         fail(TypeError, f"{name} must be {accepted} or an array of rank 0", _described(value))
-    x = jnp.asarray(value)
+    x = array(name, value)
     if x.ndim:
         fail(ValueError, f"{name} must be {accepted} or an array of rank 0", f"shape {x.shape}")
     return x
+
+
+def _int32(name: str, value: Any) -> jax.Array:
+    """An integer array as int32, which must hold what can be read of it here."""
+    x = _integer_dtype(name, array(name, value))
+    limits = np.iinfo(np.int32)
+    if isinstance(value, np.ndarray) and (furthest := _furthest(value, limits.min, limits.max)) is not None:
+        fail(ValueError, f"{name} must hold 32-bit integers", furthest)
+    return x.astype(jnp.int32)
+
+
+def _furthest(value: np.ndarray, lowest: int, highest: int) -> int | None:
+    """The least or greatest of the integers `value` if it is outside the bounds, else None."""
+    if value.dtype.kind not in "iu" or not value.size:
+        return None
+    extremes = value.min().item(), value.max().item()
+    return next((n for n in extremes if not lowest <= n <= highest), None)
 
 
 def _integer_dtype(name: str, x: jax.Array) -> jax.Array:

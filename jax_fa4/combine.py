@@ -49,15 +49,15 @@ def combine(outs: ArrayLike, lses: ArrayLike, *, layout: Layout = "BTNH") -> tup
     lses = lses.astype(dtype)
     has_keys = ~jnp.isneginf(lses)
     parts = jnp.where(_as_out(has_keys, layout), outs.astype(dtype), 0)
-    largest = jax.lax.stop_gradient(lses.max(axis=0, initial=-jnp.inf))
+    largest = jax.lax.stop_gradient(lses.max(axis=0, keepdims=True, initial=-jnp.inf))
     largest = jnp.where(jnp.isneginf(largest), 0, largest)  # exp(-inf - 0) is 0, not NaN
     weights = jnp.where(has_keys, jnp.exp(jnp.where(has_keys, lses, 0) - largest), 0)
-    weight_sum = weights.sum(axis=0)
+    weight_sum = weights.sum(axis=0, keepdims=True)
     is_empty = weight_sum == 0
     divisor = jnp.where(is_empty, 1, weight_sum)
     lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(divisor))
     out = (_as_out(weights / divisor, layout) * parts).sum(axis=0)
-    return out.astype(outs.dtype), lse
+    return out.astype(outs.dtype), lse[0]
 
 
 def _as_out(rows: jax.Array, layout: Layout) -> jax.Array:

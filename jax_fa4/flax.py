@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_fa4.api import attention
+from jax_fa4 import checks
+from jax_fa4.jax_nn import dot_product_attention
 
 __all__ = ["attention_fn"]
 
@@ -70,7 +72,8 @@ def attention_fn(
       [*B, T, N, E].
 
     Raises:
-      ValueError: for an argument that is refused, or shapes that don't fit.
+      TypeError: an argument has the wrong type or dtype; the message names it.
+      ValueError: an argument that is refused, or a shape that doesn't fit; the message names it.
       NotImplementedError: for live dropout or stored attention weights.
 
     >>> from flax import nnx
@@ -84,32 +87,29 @@ def attention_fn(
     _refuse_einsums(qk_attn_weights_einsum=qk_attn_weights_einsum, attn_weights_value_einsum=attn_weights_value_einsum)
     _refuse_positions(input_positions)
 
-    query, key, value = _promote(query, key, value, dtype)
-    queries, keys = query.shape[-3:-2], key.shape[-3:-2]  # as slices, so that it is attention() that checks ranks
-    if queries == (1,) and mask is not None:
-        is_causal = False  # Flax 0.12.8 still sets it when it decodes
-    q_offset = None if queries == keys else 0  # 0 counts from the first key, where attention() counts from the last
-    return attention(query, key, value, causal=is_causal, q_offset=q_offset, bias=bias, mask=_as_bool(mask))
+    is_causal = checks.flag("is_causal", is_causal)
+    query, key, value = _promoted({"query": query, "key": key, "value": value}, dtype)
+    if mask is not None:
+        mask = checks.array("mask", mask) != 0  # Flax's `make_causal_mask` and its decoding make float32 zeros and ones
+        if query.shape[-3:-2] == (1,):
+            is_causal = False  # Flax 0.12.8 still sets it when it decodes
+    out: jax.Array = dot_product_attention(query, key, value, bias, mask, is_causal=is_causal)
+    return out
 
 
-def _promote(
-    query: jax.Array, key: jax.Array, value: jax.Array, dtype: DTypeLike | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Casts all three to `dtype`, or to their common dtype."""
-    common = jnp.result_type(query, key, value) if dtype is None else jnp.dtype(dtype)
-    return jnp.asarray(query, common), jnp.asarray(key, common), jnp.asarray(value, common)
+def _promoted(operands: dict[str, Any], dtype: DTypeLike | None) -> list[jax.Array]:
+    """Casts all to `dtype`, or to their common dtype."""
+    arrays = [checks.array(name, x) for name, x in operands.items()]
+    common = jnp.result_type(*arrays) if dtype is None else jnp.dtype(dtype)
+    return [x.astype(common) for x in arrays]
 
 
-def _as_bool(mask: ArrayLike | None) -> jax.Array | None:
-    """True where the key is visible: Flax's `make_causal_mask` and its decoding make float32 zeros and ones."""
-    return None if mask is None else jnp.asarray(mask) != 0
-
-
-def _refuse_dropout(rate: float, deterministic: bool) -> None:
-    if rate > 0 and not deterministic:
+def _refuse_dropout(rate: Any, deterministic: Any) -> None:
+    is_off = isinstance(rate, int | float | np.number) and rate == 0
+    if not (is_off or (isinstance(deterministic, bool | np.bool_) and deterministic)):
         raise NotImplementedError(
-            f"jax_fa4 has no dropout on attention weights: dropout_rate must be 0 or deterministic True, got {rate} "
-            f"and {deterministic}. Drop the layer's output instead, or keep Flax's own attention_fn for this layer"
+            f"jax_fa4 has no dropout on attention weights: dropout_rate must be 0 or deterministic True, got {rate!r} "
+            f"and {deterministic!r}. Drop the layer's output instead, or keep Flax's own attention_fn for this layer"
         )
 
 

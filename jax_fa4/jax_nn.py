@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from jax_fa4 import checks
 from jax_fa4.api import attention
+from jax_fa4.options import softmax_dtype
 
 __all__ = ["dot_product_attention"]
 
@@ -32,14 +33,14 @@ def dot_product_attention(
     """Attention with `jax.nn.dot_product_attention`'s arguments and results.
 
     Shape letters: B batch, T queries, S keys, N query heads, K kv heads (N a multiple of K), H head dim, E head dim of
-    value. One leading axis B is optional.
+    value. The leading axis B is optional.
 
     As in `jax.nn`, and unlike `jax_fa4.attention`, queries and keys are aligned at their starts: for `is_causal` and
     `local_window_size` query i stands at key i, also where T and S or the lengths differ.
 
     What differs from `jax.nn`: a query that sees no key gets 0 and residual -inf, where `jax.nn` gives the mean of all
-    values and a large negative number (queries at or beyond their length are 0 in both). E may differ from H. The
-    residual is computed in float32 before it is rounded.
+    values and a large negative number (queries at or beyond their length are 0 in both). E may differ from H, and there
+    may be several axes B. The residual is computed in float32 before it is rounded.
 
     Args:
       query: [B, T, N, H] or [T, N, H] float16, bfloat16, float32 or float64; H up to 256.
@@ -82,12 +83,13 @@ def dot_product_attention(
     unbatched = q.ndim == 3
     if unbatched:
         q, k, v = q[None], k[None], v[None]
+    are_aligned = q.shape[-3] == k.shape[-3] and query_seq_lengths is None and key_value_seq_lengths is None
     out, lse = attention(
         *(_pad_head_dim(x) for x in (q, k, v)),
-        softmax_scale=q.shape[-1] ** -0.5 if scale is None else checks.positive("scale", scale),
+        softmax_scale=q.shape[-1] ** -0.5 if scale is None else checks.positive("scale", scale, softmax_dtype(q)),
         causal=causal,
         window=_window(local_window_size),
-        q_offset=0,
+        q_offset=None if are_aligned else 0,  # at the ends as at the starts: one operand less
         bias=bias,
         mask=mask,
         q_lengths=_lengths("query_seq_lengths", query_seq_lengths, q),

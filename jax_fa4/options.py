@@ -32,8 +32,9 @@ class Options(TypedDict, total=False):
 
 def scale(value: Any, q: jax.Array) -> jax.Array:
     """The scale as an operand, 1 / sqrt(D) for None."""
-    scale = 1 / math.sqrt(q.shape[-1]) if value is None else checks.positive("softmax_scale", value)
-    return jnp.asarray(scale, softmax_dtype(q))
+    dtype = softmax_dtype(q)
+    scale = 1 / math.sqrt(q.shape[-1]) if value is None else checks.positive("softmax_scale", value, dtype)
+    return jnp.asarray(scale, dtype)
 
 
 def softmax_dtype(q: jax.Array) -> Any:
@@ -53,8 +54,9 @@ def with_window(x: Operands, causal: bool, window: Any) -> Operands:
 
 def with_softmax_changes(x: Operands, softcap: Any, sinks: Any) -> Operands:
     """Adds softcap and sinks."""
+    dtype = softmax_dtype(x.q)
     if softcap is not None:
-        softcap = jnp.asarray(checks.positive("softcap", softcap), softmax_dtype(x.q))
+        softcap = jnp.asarray(checks.positive("softcap", softcap, dtype), dtype)
     if sinks is not None:
-        sinks = checks.sinks(sinks, x.batch, x.q.shape[-2]).astype(softmax_dtype(x.q))
+        sinks = checks.sinks(sinks, x.batch, x.q.shape[-2]).astype(dtype)
     return x._replace(softcap=softcap, sinks=sinks)

@@ -228,23 +228,39 @@ def append_kv(
     checks.pages({"k_pages": k_pages, "v_pages": v_pages})
     checks.append(k, v, k_pages, v_pages, is_packed)
     page_table = checks.page_table(page_table, None if is_packed else k.shape[0])
-    num_sequences, num_slots = page_table.shape
     tokens = k.shape[:-2]
     positions = checks.integers("positions", positions, tokens, "[T]" if is_packed else "[B, T]")
+    offsets = (checks.offsets("cu_seqlens", cu_seqlens, tokens[0], page_table.shape[0]),) if is_packed else ()
+    write = rules.automatic(_append, (k_pages, v_pages))
+    k_pages, v_pages = write(k_pages, v_pages, k, v, page_table, positions, *offsets)
+    return k_pages, v_pages
+
+
+def _append(
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    page_table: jax.Array,
+    positions: jax.Array,
+    offsets: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`append_kv` of checked arrays."""
+    (num_pages, page_size), (num_sequences, num_slots), tokens = k_pages.shape[:2], page_table.shape, k.shape[:-2]
     positions = jnp.broadcast_to(positions, tokens)
-    if cu_seqlens is None:
-        sequences = jnp.broadcast_to(jnp.arange(num_sequences)[:, None], tokens)
+    if offsets is None:
+        sequences = jnp.broadcast_to(jnp.arange(num_sequences, dtype=jnp.int32)[:, None], tokens)
     else:
-        offsets = checks.offsets("cu_seqlens", cu_seqlens, tokens[0], num_sequences)
-        index = jnp.arange(tokens[0])
-        sequences = jnp.searchsorted(offsets[1:], index, side="right")  # num_sequences behind the last offset
+        index = jnp.arange(tokens[0], dtype=jnp.int32)
+        sequences = jnp.searchsorted(offsets[1:], index, side="right").astype(
+            jnp.int32
+        )  # num_sequences behind the last
         positions = jnp.where(index < offsets[0], -1, positions)
 
-    num_pages, page_size = k_pages.shape[:2]
     slots = positions // page_size
     is_token = (positions >= 0) & (slots < num_slots) & (sequences < num_sequences)
     entry = jnp.where(is_token, sequences * num_slots + slots, page_table.size)
-    page = page_table.reshape(-1).at[entry].get(mode="fill", fill_value=num_pages)
+    page = jnp.append(page_table, jnp.asarray(num_pages, jnp.int32))[entry]
     if debug.is_on():
         used = jnp.zeros(page_table.size, bool).at[entry].set(True, mode="drop").reshape(page_table.shape)
         debug.check_pages(page_table, used, num_pages)

@@ -10,5 +10,6 @@ linear primitives with plain JAX behind them, every order and mode of differenti
 """
 
 from jax_fa4.rules.forward import LSE_NAME, OUT_NAME, attend
+from jax_fa4.rules.sharding import automatic
 
-__all__ = ["LSE_NAME", "OUT_NAME", "attend"]
+__all__ = ["LSE_NAME", "OUT_NAME", "attend", "automatic"]

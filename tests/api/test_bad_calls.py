@@ -26,6 +26,24 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("k-none", {"k": None}, TypeError, "k must be an array, got None (NoneType)"),
     ("v-number", {"v": 1.0}, TypeError, "v must be an array, got 1.0 (float)"),
     (
+        "q-objects",
+        {"q": np.full(Q.shape, None)},
+        TypeError,
+        "q must be an array that JAX can hold, got ndarray of object",
+    ),
+    (
+        "k-masked",
+        {"k": np.ma.array(KV)},
+        TypeError,
+        "k must be an array that JAX can hold, got MaskedArray of float32",
+    ),
+    (
+        "v-tangent-of-integers",
+        {"v": np.zeros(KV.shape, jax.dtypes.float0)},
+        TypeError,
+        "v must be an array that JAX can hold, got ndarray of float0",
+    ),
+    (
         "q-integers",
         {"q": Q.astype(np.int32)},
         TypeError,
@@ -152,6 +170,24 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("scale-0", {"softmax_scale": 0.0}, ValueError, "softmax_scale must be finite and > 0, got 0.0"),
     ("scale-negative", {"softmax_scale": np.float32(-1)}, ValueError, "softmax_scale must be finite and > 0, got -1.0"),
     (
+        "scale-beyond-float32",
+        {"softmax_scale": 1e300},
+        ValueError,
+        "softmax_scale must be from 1.18e-38 to 3.4e+38, got 1e+300",
+    ),
+    (
+        "scale-beyond-floats",
+        {"softmax_scale": 10**309},
+        ValueError,
+        f"softmax_scale must be from 1.18e-38 to 3.4e+38, got {10**309}",
+    ),
+    (
+        "scale-object",
+        {"softmax_scale": np.array(None)},
+        TypeError,
+        "softmax_scale must be an array that JAX can hold, got ndarray of object",
+    ),
+    (
         "scale-bool",
         {"softmax_scale": True},
         TypeError,
@@ -170,6 +206,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "softmax_scale must be a real number, got complex64",
     ),
     ("softcap-0", {"softcap": 0}, ValueError, "softcap must be finite and > 0, got 0"),
+    (
+        "softcap-that-float32-makes-0",
+        {"softcap": 1e-60},
+        ValueError,
+        "softcap must be from 1.18e-38 to 3.4e+38, got 1e-60",
+    ),
     ("softcap-negative", {"softcap": -30.0}, ValueError, "softcap must be finite and > 0, got -30.0"),
     (
         "softcap-word",
@@ -214,6 +256,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("offset-fraction", {"q_offset": 0.5, "causal": True}, TypeError, "q_offset must hold integers, got 0.5"),
     ("offset-huge", {"q_offset": 2**31}, ValueError, "q_offset must be within +-2**30, got 2147483648"),
     (
+        "offsets-huge",
+        {"q_offset": np.array([-(2**32), 0])},
+        ValueError,
+        "q_offset must be within +-2**30, got -4294967296",
+    ),
+    (
         "offset-shape",
         {"q_offset": np.arange(3)},
         ValueError,
@@ -227,6 +275,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         {"q_lengths": np.arange(3)},
         ValueError,
         "q_lengths must broadcast to [*batch] = (2,), got shape (3,)",
+    ),
+    (
+        "lengths-beyond-integers",
+        {"kv_lengths": 10**30},
+        TypeError,
+        "kv_lengths must be an array that JAX can hold, got ndarray of object",
     ),
     ("lengths-too-long", {"q_lengths": np.array([3, 8])}, ValueError, "q_lengths must be from 0 to 7, got 8"),
     ("lengths-negative", {"kv_lengths": np.array([-1, 8])}, ValueError, "kv_lengths must be from 0 to 9, got -1"),
@@ -253,6 +307,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         {"q_segment_ids": np.zeros((BATCH, T), int), "kv_segment_ids": np.zeros((BATCH, 1), int)},
         ValueError,
         "kv_segment_ids must have 9 entries in its last axis, got 1",
+    ),
+    (
+        "segments-64-bit",
+        {"q_segment_ids": np.full((BATCH, T), 2**32), "kv_segment_ids": np.zeros((BATCH, S), int)},
+        ValueError,
+        "q_segment_ids must hold 32-bit integers, got 4294967296",
     ),
     (
         "segments-bool",

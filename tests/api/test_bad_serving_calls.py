@@ -115,6 +115,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ValueError,
         "page_table must have 2 axes [batch, pages of a sequence], got shape (3,)",
     ),
+    (
+        "paged",
+        {"page_table": TABLE + np.int64(2**32)},
+        ValueError,
+        "page_table must hold 32-bit integers, got 4294967296",
+    ),
     ("paged", {"page_table": TABLE * 1.0}, TypeError, "page_table must hold integers, got float32"),
     (
         "paged",
@@ -151,6 +157,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         {"positions": integers(4, 0, 1)},
         ValueError,
         "positions must broadcast to [B, T] = (2, 1), got shape (3,)",
+    ),
+    (
+        "append",
+        {"positions": np.array([[2**32], [0]])},
+        ValueError,
+        "positions must hold 32-bit integers, got 4294967296",
     ),
     (
         "combine",

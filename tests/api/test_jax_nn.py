@@ -121,6 +121,17 @@ def test_any_head_dim_works(head_dim):
     assert np.abs(ours - exact).max() <= testing.error_bound(exact, rounded, "float32")
 
 
+def test_starts_and_ends_that_meet_need_no_offset():
+    x = np.ones((2, 6, 2, 8), np.float32)
+    lengths = np.array([6, 3])
+    calls = ((x, {}), (x[:, 1:], {}), (x, {"key_value_seq_lengths": lengths}))
+    programs = [
+        str(jax.make_jaxpr(lambda q, call=call: jax_fa4.dot_product_attention(q, x, x, is_causal=True, **call))(q))
+        for q, call in calls
+    ]
+    assert ["has_q_offset=True" in program for program in programs] == [False, True, True]
+
+
 def test_a_batch_axis_is_optional():
     q, k, v = operands()
     call = {"mask": MASK[:1], "is_causal": True, "return_residual": True}
@@ -153,6 +164,7 @@ def test_a_query_that_sees_no_key_is_zero():
 
 BAD_CALLS = [
     ({"scale": 0}, ValueError, "scale must be finite and > 0, got 0"),
+    ({"scale": 1e39}, ValueError, "scale must be from 1.18e-38 to 3.4e+38, got 1e+39"),
     ({"is_causal": 1}, TypeError, "is_causal must be a Python bool, got 1 (int)"),
     ({"local_window_size": -1}, ValueError, "local_window_size[0] must be None or >= 0, got -1; None is unbounded"),
     (

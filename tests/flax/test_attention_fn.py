@@ -96,8 +96,24 @@ def test_any_precision_is_met(precision):
     np.testing.assert_array_equal(attention_fn(q, k, v, precision=precision), attention_fn(q, k, v))
 
 
+def test_any_head_dim_works():
+    x = testing.random(Cell(q=6, k=6, kv_heads=2, group=2, head_dim=16))
+    q, k, v = (x[name][..., :12] for name in "qkv")
+    exact, rounded = (f({"q": q, "k": k, "v": v}).out for f in (testing.attention, testing.rounded))
+    out = attention_fn(q, k, v)
+    assert out.shape == exact.shape
+    assert np.abs(out - exact).max() <= testing.error_bound(exact, rounded, "float32")
+
+
 REFUSED = [
     ({"dropout_rate": 0.5}, NotImplementedError, "jax_fa4 has no dropout on attention weights"),
+    ({"dropout_rate": float("nan")}, NotImplementedError, "got nan and False"),
+    ({"dropout_rate": None}, NotImplementedError, "got None and False"),
+    ({"query": [[1.0]]}, TypeError, "^query must be an array, got list"),
+    ({"key": np.ones((2, 6, 2, 8), np.float32)}, ValueError, "^key must have query's head_dim 16, got 8"),
+    ({"dtype": "int32"}, TypeError, "^query must be float16, bfloat16, float32 or float64, got int32"),
+    ({"mask": "causal"}, TypeError, "^mask must be an array, got 'causal'"),
+    ({"is_causal": None}, TypeError, "^is_causal must be a Python bool, got None"),
     ({"module": object()}, NotImplementedError, "jax_fa4 never forms them"),
     (
         {"input_positions": np.arange(6)},
@@ -116,7 +132,7 @@ REFUSED = [
 )
 def test_what_it_cannot_do_raises(argument, error, message):
     with pytest.raises(error, match=message):
-        attention_fn(*qkv(), **argument)
+        attention_fn(**{**dict(zip(("query", "key", "value"), qkv(), strict=True)), **argument})
 
 
 def test_an_argument_that_it_does_not_know_raises():

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jax_fa4
 
@@ -65,6 +67,27 @@ def test_a_page_outside_the_pool_is_not_written(page):
     table[1, 1] = page
     result = jax_fa4.append_kv(*pools(), *new, table, np.array([[4], [4]]))
     np.testing.assert_array_equal(result[0], written(pools()[0], new[0][:, 0], [0, 1], [4, 4], table))
+
+
+def test_sequences_without_pages_write_nothing():
+    result = jax_fa4.append_kv(*pools(), *tokens(2, 1), TABLE[:, :0], np.array([[0], [4]]))
+    for ours, pool in zip(result, pools(), strict=True):
+        np.testing.assert_array_equal(ours, pool)
+
+
+@pytest.mark.parametrize("tokens_lead", [(2, 1), (2,)], ids=["padded", "packed"])
+def test_pools_of_an_explicit_mesh_keep_their_sharding(tokens_lead):
+    mesh = jax.make_mesh((2, 2), ("data", "heads"), axis_types=(AxisType.Explicit,) * 2)
+    packed = {} if len(tokens_lead) == 2 else {"cu_seqlens": np.array([0, 1, 2])}
+    positions = np.array([[4], [3]]).reshape(tokens_lead)
+    wanted = jax_fa4.append_kv(*pools(), *tokens(*tokens_lead), TABLE, positions, **packed)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, P(None, None, "heads")) for a in pools()]
+        new = [jax.device_put(a, P("data", *[None] * (a.ndim - 3), "heads")) for a in tokens(*tokens_lead)]
+        result = jax.jit(jax_fa4.append_kv)(*placed, *new, TABLE, positions, **packed)
+    for ours, pool, expected in zip(result, placed, wanted, strict=True):
+        assert jax.typeof(ours).sharding == jax.typeof(pool).sharding
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_donated_pools_are_written_in_place():
