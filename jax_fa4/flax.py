@@ -6,7 +6,7 @@ also those that are refused. This module needs no Flax to be imported.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -93,8 +93,7 @@ def attention_fn(
         mask = checks.array("mask", mask) != 0  # Flax's `make_causal_mask` and its decoding make float32 zeros and ones
         if query.shape[-3:-2] == (1,):
             is_causal = False  # Flax 0.12.8 still sets it when it decodes
-    out: jax.Array = dot_product_attention(query, key, value, bias, mask, is_causal=is_causal)
-    return out
+    return cast(jax.Array, dot_product_attention(query, key, value, bias, mask, is_causal=is_causal))
 
 
 def _promoted(operands: dict[str, Any], dtype: DTypeLike | None) -> list[jax.Array]:

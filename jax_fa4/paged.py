@@ -231,9 +231,9 @@ def append_kv(
     tokens = k.shape[:-2]
     positions = checks.integers("positions", positions, tokens, "[T]" if is_packed else "[B, T]")
     offsets = (checks.offsets("cu_seqlens", cu_seqlens, tokens[0], page_table.shape[0]),) if is_packed else ()
-    write = rules.automatic(_append, (k_pages, v_pages))
-    k_pages, v_pages = write(k_pages, v_pages, k, v, page_table, positions, *offsets)
-    return k_pages, v_pages
+    append = rules.automatic(_append, (k_pages, v_pages))
+    pools: tuple[jax.Array, jax.Array] = append(k_pages, v_pages, k, v, page_table, positions, *offsets)
+    return pools
 
 
 def _append(
