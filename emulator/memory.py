@@ -47,8 +47,21 @@ def check_alignment(addresses: npt.NDArray[Any], size: int, what: str) -> None:
         raise Fault("alignment", f"{what} needs addresses that are multiples of {size}", address=int(addresses[bad][0]))
 
 
+def put(view: npt.NDArray[Any], words: npt.NDArray[np.int64], values: npt.NDArray[Any], what: str) -> None:
+    """Write values [lanes, count] to words of a memory; lanes that write different values to one word are a race."""
+    view[words] = values
+    lost = view[words] != values
+    if lost.any():
+        lane, word = (int(i) for i in np.argwhere(lost)[0])
+        message = f"lanes of the warp write different values to one place in the same {what}"
+        raise Fault("race", message, address=int(words[lane, word]) * values.dtype.itemsize)
+
+
 class GlobalBuffer:
-    """One allocation of global memory: a copy of an array's bytes at virtual address `base`."""
+    """One allocation of global memory: a copy of an array's bytes at virtual address `base`.
+
+    An array that numpy may not write to is an input: the kernel may not either.
+    """
 
     def __init__(self, array: npt.NDArray[Any], base: int):
         self.array = array
@@ -63,6 +76,11 @@ class GlobalBuffer:
         if offset < 0 or offset + size > self.size:
             message = f"{what} of {size} bytes at byte {offset} of a buffer of {self.size} bytes"
             raise Fault("bounds", message, address=self.base + offset)
+
+    def check_writable(self, what: str) -> None:
+        """The kernel may write here."""
+        if not self.array.flags.writeable:
+            raise Fault("bounds", f"{what} writes to an input of the launch", address=self.base)
 
     def write_back(self) -> None:
         """Copy the bytes into the array that the buffer was made from."""
@@ -118,7 +136,7 @@ class GlobalMemory:
         return buffer.views[size][(offsets // size)[:, None] + np.arange(count)]
 
     def store(self, addresses: Addresses, values: npt.NDArray[Any], what: str) -> None:
-        """Write values [lanes, count]; of lanes with the same address the last one wins."""
+        """Write values [lanes, count]; lanes with the same address must agree."""
         size, count = values.dtype.itemsize, values.shape[1]
         check_alignment(addresses, size * count, what)
         located = self._locate(addresses, size * count, what)
@@ -127,7 +145,8 @@ class GlobalMemory:
                 self.store(addresses[i : i + 1], values[i : i + 1], what)
             return
         buffer, offsets = located
-        buffer.views[size][(offsets // size)[:, None] + np.arange(count)] = values
+        buffer.check_writable(what)
+        put(buffer.views[size], (offsets // size)[:, None] + np.arange(count), values, what)
 
 
 class SharedMemory:
@@ -171,7 +190,7 @@ class SharedMemory:
         return self.views[size][(offsets // size)[:, None] + np.arange(count)]
 
     def store(self, offsets: npt.NDArray[np.int64], values: npt.NDArray[Any], clock: Clock, what: str) -> None:
-        """Write values [lanes, count] by the generic proxy; lanes must not collide."""
+        """Write values [lanes, count] by the generic proxy; lanes with the same address must agree."""
         size, count = values.dtype.itemsize, values.shape[1]
         self._check(offsets, size * count, what)
         if self.check_races:
@@ -181,7 +200,7 @@ class SharedMemory:
             else:
                 self.shadow.check_write(cells, clock.times, what=what)
             self.shadow.mark_write(cells, clock.agent, clock.epoch)
-        self.views[size][(offsets // size)[:, None] + np.arange(count)] = values
+        put(self.views[size], (offsets // size)[:, None] + np.arange(count), values, what)
 
 
 class LocalMemory:

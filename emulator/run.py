@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,6 +86,7 @@ class Machine:
         self.stats = Stats()
         self.timeline = Timeline() if options.record_timeline else None
         self.progress = 0
+        self._waiting: deque[tuple[int, int, int]] = deque()  # first CTAs of clusters that have not started
         self._free_registers: list[RegisterFile] = []
         self.global_memory = GlobalMemory()
         self.tensor_maps: dict[int, BoundTensorMap] = {}
@@ -180,10 +182,10 @@ class Machine:
     def run(self) -> Result:
         """Run all clusters, `options.resident_clusters` at a time, in order."""
         scheduler = Scheduler(self, execute.advance)
-        origins = list(self._origins())
-        at_a_time = self.options.resident_clusters
-        for first in range(0, len(origins), at_a_time):
-            clusters = [self._make_cluster(origin) for origin in origins[first : first + at_a_time]]
+        self._waiting.extend(self._origins())
+        while self._waiting:
+            count = min(self.options.resident_clusters, len(self._waiting))
+            clusters = [self._make_cluster(self._waiting.popleft()) for _ in range(count)]
             warps = [warp for cluster in clusters for cta in cluster.ctas for warp in cta.warps]
             scheduler.run(warps)
             for warp in warps:
@@ -285,6 +287,10 @@ class Machine:
         raise Fault("undefined", f"unknown symbol {symbol}")
 
     # services to handlers
+
+    def cancel_cluster(self) -> tuple[int, int, int] | None:
+        """The first CTA of a cluster that will not start, since the caller takes over its work; None if all have."""
+        return self._waiting.popleft() if self._waiting else None
 
     def tensor_map(self, address: int) -> BoundTensorMap:
         """The tensor map at a generic address."""

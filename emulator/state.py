@@ -296,7 +296,7 @@ class Cta:
 
 
 class Cluster:
-    """CTAs that run together, and the clocks of everything in them."""
+    """CTAs that run together, and the clocks of everything in them. `scratch` belongs to handlers."""
 
     barrier: ClusterBarrier
 
@@ -305,6 +305,7 @@ class Cluster:
         self.program = program
         self.clocks = clocks
         self.ctas: list[Cta] = []
+        self.scratch: dict[str, Any] = {}
 
     def cta_of(self, address: int) -> Cta:
         """The CTA whose shared memory a shared::cluster address lies in (bits 24 and up are the rank)."""

@@ -138,6 +138,7 @@ def _to_global(form: Form, operation: str | None, kind: str) -> Effect:
             count = int(warp.v[size][lane])
             _check_size(count)
             memory, start = _check_global(warp, int(target.at(warp)[lane]), count, "bulk store")
+            memory.check_writable("bulk store")
             group = warp.cta.bulk_groups(warp, int(lane))
             issue_store(
                 warp,

@@ -5,10 +5,15 @@ Branches belong to the loop.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jax_fa4.emulator.decode import Effect, Form, family
 from jax_fa4.emulator.errors import Fault
 from jax_fa4.emulator.schedule import POLL, Wait
 from jax_fa4.emulator.state import Lanes, Warp
+
+if TYPE_CHECKING:
+    from jax_fa4.emulator.program import Step
 
 REGISTERS_PER_SM = 65536
 MIN_REGISTERS, MAX_REGISTERS, REGISTER_STEP = 24, 256, 8
@@ -18,15 +23,39 @@ def _nothing(warp: Warp, lanes: Lanes) -> None:
     """Functionally without effect."""
 
 
-def _registers(warp: Warp) -> int:
-    """Registers a thread of this warp has; a launch gives all warps the same share of the file."""
-    share = REGISTERS_PER_SM // (32 * len(warp.cta.warps)) // REGISTER_STEP * REGISTER_STEP
-    return warp.scratch.setdefault("registers", min(share, MAX_REGISTERS - 1))
+def _share(warp: Warp) -> int:
+    """Registers a thread has at launch: an equal part of what an SM has for each of its CTAs, or `.maxnreg`."""
+    entry = warp.machine.program.entry
+    share = REGISTERS_PER_SM // (entry.min_ctas * 32 * len(warp.cta.warps)) // REGISTER_STEP * REGISTER_STEP
+    return min(share, entry.max_registers or MAX_REGISTERS, MAX_REGISTERS - 1)
 
 
 def _pool(warp: Warp) -> int:
-    """Registers in use by the CTA; warps that have exited keep theirs."""
+    """Registers that the launch gave to the CTA: whole steps for each thread."""
+    return 32 * len(warp.cta.warps) * -(-_share(warp) // REGISTER_STEP) * REGISTER_STEP
+
+
+def _registers(warp: Warp) -> int:
+    """Registers a thread of this warp has."""
+    return warp.scratch.setdefault("registers", _share(warp))
+
+
+def _in_use(warp: Warp) -> int:
+    """Registers that the CTA's warps have; those that have exited keep theirs."""
     return sum(32 * _registers(other) for other in warp.cta.warps)
+
+
+def _check_warpgroup(warp: Warp) -> None:
+    """The text asks for the same setmaxnreg in all warps of a warpgroup."""
+    done: list[Step] = warp.scratch.setdefault("setmaxnreg", [])
+    done.append(warp.step)
+    for other in warp.warpgroup.warps:
+        theirs = other.scratch.get("setmaxnreg", [])
+        if len(theirs) >= len(done) and theirs[len(done) - 1] is not warp.step:
+            line = theirs[len(done) - 1].instructions[0].line
+            raise Fault(
+                "registers", f"warp {other.index} of the warpgroup executes the setmaxnreg of line {line} instead"
+            )
 
 
 @family("setmaxnreg")
@@ -42,6 +71,8 @@ def setmaxnreg(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> Wait | None:
         warp.require_converged(lanes, "setmaxnreg")
+        if warp.machine.options.strict:
+            _check_warpgroup(warp)
         now = _registers(warp)
         if (grows and wanted < now) or (not grows and wanted > now):
             raise Fault("registers", f"setmaxnreg.{'inc' if grows else 'dec'} from {now} to {wanted}")
@@ -51,10 +82,10 @@ def setmaxnreg(form: Form) -> Effect:
             warp.machine.progress += 1
 
         def fits() -> bool:
-            return _pool(warp) + 32 * (wanted - _registers(warp)) <= REGISTERS_PER_SM
+            return _in_use(warp) + 32 * (wanted - _registers(warp)) <= _pool(warp)
 
         def what() -> str:
-            return f"{32 * (wanted - now)} registers: {_pool(warp)} of {REGISTERS_PER_SM} are in use"
+            return f"{32 * (wanted - now)} registers: {_in_use(warp)} of the CTA's {_pool(warp)} are in use"
 
         return Wait(what=what, ready=fits, then=take)
 

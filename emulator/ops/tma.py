@@ -266,6 +266,7 @@ def _to_global(form: Form, operation: str | None, what: str) -> Effect:
             offset = int(addresses[lane]) & OFFSET_MASK
             if min(coordinates) < 0:  # an illegal instruction on hardware
                 raise Fault("tensor map", f"{what} that starts at negative coordinates {coordinates}", lane=lane)
+            bound.memory.check_writable(what)
             box = Box(bound=bound, coordinates=coordinates, cta=cta, offset=offset, what=what)
             _issue_store(warp, lane, box, operation)
 

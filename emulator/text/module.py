@@ -130,6 +130,8 @@ class Entry:
     labels: tuple[int, ...]
     required_threads: tuple[int, int, int] | None = None
     max_threads: int | None = None
+    max_registers: int | None = None  # of a thread
+    min_ctas: int = 1  # that an SM must have room for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class _Parser:
                 last = parameters[-1] if parameters else Parameter("", 0, 0, 1)
                 parameters.append(self.parameter(last.offset + last.size))
                 self.accept(",")
-        required, maximum = None, None
+        required, maximum, registers, min_ctas = None, None, None, 1
         while self.token.text != "{":
             word = self.next().text
             if word in (".reqntid", ".maxntid"):
@@ -217,7 +217,11 @@ class _Parser:
                     required = (x, y, z)
                 else:
                     maximum = x * y * z
-            elif word in (".minnctapersm", ".maxnreg", ".maxclusterrank"):
+            elif word == ".maxnreg":
+                registers = self.integer()
+            elif word == ".minnctapersm":
+                min_ctas = max(self.integer(), 1)
+            elif word == ".maxclusterrank":
                 self.integer()
             elif word == ".reqnctapercluster":
                 self.integer()
@@ -240,6 +244,8 @@ class _Parser:
             labels=labels,
             required_threads=required,
             max_threads=maximum,
+            max_registers=registers,
+            min_ctas=min_ctas,
         )
 
     def skip_pragma(self) -> None:

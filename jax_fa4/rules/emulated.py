@@ -50,7 +50,10 @@ def _order(axes: Axes, num_batch_axes: int) -> tuple[int, ...]:
 
 
 def _in_memory(a: HostArray, axes: Axes, num_batch_axes: int) -> HostArray:
-    return np.ascontiguousarray(a.transpose(_order(axes, num_batch_axes)))
+    """An input: the kernel may not write to it."""
+    memory = np.ascontiguousarray(a.transpose(_order(axes, num_batch_axes)))
+    memory.flags.writeable = False
+    return memory
 
 
 def _unwritten(result: Result, num_batch_axes: int) -> HostArray:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jax_fa4.emulator.errors import Deadlock, ExecutionError
-from jax_fa4.emulator.launch import Buffer, Options
+from jax_fa4.emulator.launch import Buffer, Launch, Options
+from jax_fa4.emulator.run import run as emulate
 
-from .snippet import run_body
+from .snippet import module_text, run_body
 
 START = "mov.u32 %r0, %tid.x; mov.b32 %r1, smem; ld.param.b64 %d0, [p0]; setp.ge.u32 %p9, %r0, 32; shr.u32 %r8, %r0, 5;"
 
@@ -156,3 +157,31 @@ def test_setmaxnreg_moves_registers_between_warpgroups():
     with pytest.raises(ExecutionError, match="from 168 to 160") as caught:
         run(body.format(inc=160), threads=384)
     assert caught.value.check == "registers"
+
+
+REGISTERS = """
+setp.lt.u32 %p1, %r0, 128; @%p1 bra LESS; setmaxnreg.inc.sync.aligned.u32 {inc}; bra DONE;
+LESS: setmaxnreg.dec.sync.aligned.u32 40; DONE:
+"""
+
+
+@pytest.mark.parametrize(("directive", "most"), [(".maxnreg 128", 216), (".minnctapersm 4", 88)])
+def test_setmaxnreg_shares_what_the_launch_gave(directive, most):
+    """Two warpgroups of 128 or of 64 registers a thread: the second can get what the first gives up."""
+    out = Buffer(np.zeros(256, np.uint32))
+    shape = Launch(grid=(1, 1, 1), block=256, params=(out,), smem_bytes=1024)
+
+    def launch(inc):
+        text = module_text(START + REGISTERS.format(inc=inc), (out,))
+        emulate(text.replace(")\n{", f")\n{directive}\n{{", 1), shape)
+
+    launch(most)
+    with pytest.raises(Deadlock, match="registers"):
+        launch(most + 8)
+
+
+def test_strict_mode_wants_one_setmaxnreg_in_a_warpgroup():
+    body = REGISTERS.format(inc=168).replace("%r0, 128", "%r0, 96")
+    run(body, threads=384)
+    with pytest.raises(ExecutionError, match="of the warpgroup executes the setmaxnreg of line"):
+        run(body, threads=384, options=Options(strict=True))

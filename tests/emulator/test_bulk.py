@@ -254,14 +254,63 @@ def test_cp_async_data_needs_a_proxy_fence_before_a_bulk_store():
     assert caught.value.check == "proxy fence"
 
 
-def test_a_cancellation_request_is_answered_with_no():
-    body = """
-    @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
-    @%p0 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];
-    """
-    query = """
-    ld.shared.v2.b64 {%d5, %d6}, [%r1]; mov.b128 %q1, {%d5, %d6};
-    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
-    selp.b32 %r4, 1, 2, %p2; st.global.b32 [%d2], %r4;
-    """
-    assert set(run(body + WAIT + query).tolist()) == {2}
+REQUEST = """
+@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
+@%p0 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];
+"""
+ANSWER = """
+ld.shared.v2.b64 {%d5, %d6}, [%r1]; mov.b128 %q1, {%d5, %d6};
+clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
+"""
+
+
+def test_without_other_clusters_a_cancellation_fails():
+    query = ANSWER + "selp.b32 %r4, 1, 2, %p2; st.global.b32 [%d2], %r4;"
+    assert set(run(REQUEST + WAIT + query).tolist()) == {2}
+
+
+def test_a_request_after_a_failure_is_undefined():
+    with pytest.raises(ExecutionError, match="seen fail") as caught:
+        run(REQUEST + WAIT + ANSWER + "bar.sync 0;" + REQUEST)
+    assert caught.value.check == "undefined"
+
+
+PERSISTENT = """
+mov.u32 %r0, %tid.x; mov.b32 %r1, smem; add.u32 %r2, %r1, 64; setp.eq.u32 %p0, %r0, 0; ld.param.b64 %d0, [p0];
+mov.u32 %r5, %ctaid.x; mov.u32 %r6, %ctaid.y; mov.b32 %r7, 0; mov.u32 %r12, %ctaid.x; mov.u32 %r13, %ctaid.y;
+@%p0 mbarrier.init.shared.b64 [%r2], 1; @%p0 fence.mbarrier_init.release.cluster; bar.sync 0;
+WORK:
+mad.lo.u32 %r8, %r6, 3, %r5; mad.wide.u32 %d1, %r8, 4, %d0;
+mad.lo.u32 %r9, %r13, 3, %r12; add.u32 %r9, %r9, 1; @%p0 red.global.add.u32 [%d1], %r9;
+fence.proxy.async.shared::cta; bar.sync 0;
+@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
+@%p0 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];
+POLL: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r7; @!%p1 bra POLL;
+xor.b32 %r7, %r7, 1;
+ld.shared.v2.b64 {%d5, %d6}, [%r1]; mov.b128 %q1, {%d5, %d6}; bar.sync 0;
+clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
+@!%p2 bra DONE;
+clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r5, %r6, %r10, %r11}, %q1;
+bra WORK;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("resident", [1, 2, 6])
+@pytest.mark.parametrize("completion", ["late", "early", "random"])
+def test_clusters_take_over_those_that_have_not_started(resident, completion):
+    done = np.zeros(6, np.uint32)
+    options = Options(resident_clusters=resident, completion=completion, order="random", seed=resident)
+    run_body(PERSISTENT, params=(Buffer(done),), smem=128, grid=(3, 2, 1), options=options, target="sm_100a")
+    assert (done > 0).all()
+    assert (done <= resident).all()
+    assert done[:resident].tolist() == list(range(1, resident + 1))
+
+
+def test_one_coordinate_may_be_asked_for():
+    body = PERSISTENT.replace(".v4.b32.b128 {%r5, %r6, %r10, %r11}", "::x.b32.b128 %r5").replace(
+        "bra WORK;", "clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r6, %q1; bra WORK;"
+    )
+    done = np.zeros(6, np.uint32)
+    run_body(body, params=(Buffer(done),), smem=128, grid=(3, 2, 1), target="sm_100a")
+    assert done.tolist() == [1] * 6

@@ -102,9 +102,30 @@ def test_atomics_happen_lane_by_lane(form, old, operands, expected, space):
     values = ", ".join(map(str, operands))
     fill = "" if space == "global" else f"st.shared.b32 [%r1], {old}; bar.warp.sync -1;"
     tail = "" if space == "global" else "ld.shared.b32 %r3, [%r1]; st.global.b32 [%d1], %r3;"
-    body = f"{fill} atom.{space}.{form} %r2, [{where}], {values}; {tail} st.global.b32 [%d1+4], %r2;"
+    body = f"{fill} atom.{space}.{form} %r2, [{where}], {values}; {tail}"
     run(body, np.zeros(1, np.int32), result, smem=64)
     assert int(result[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "operands", "expected"),
+    [
+        ("add.u32", "100", lambda old: old + 100),
+        ("exch.b32", "%r0", lambda old: np.arange(32)),
+        ("cas.b32", "5, 77", lambda old: np.where(old == 5, 77, old)),
+        ("inc.u32", "6", lambda old: np.where(old >= 6, 0, old + 1)),
+    ],
+)
+@pytest.mark.parametrize("odd", [False, True])
+def test_atomics_of_different_words_return_what_was_there(form, operands, expected, odd):
+    old = RNG.integers(0, 9, 32).astype(np.uint32)
+    result = np.concatenate([old, np.zeros(32, np.uint32)])
+    guard = "and.b32 %r3, %r0, 1; setp.eq.u32 %p1, %r3, 1; @%p1" if odd else ""
+    body = f"mad.wide.u32 %d2, %r0, 4, %d1; mov.u32 %r2, 99; {guard} atom.global.{form} %r2, [%d2], {operands};"
+    run(body + "st.global.b32 [%d2+128], %r2;", np.zeros(1, np.uint32), result)
+    acts = np.arange(32) % 2 == 1 if odd else np.ones(32, bool)
+    assert (result[:32] == np.where(acts, expected(old), old)).all()
+    assert (result[32:] == np.where(acts, old, 99)).all()
 
 
 def test_float_additions_flush_subnormals_in_global_memory_only():
@@ -148,7 +169,7 @@ def test_wrong_accesses_are_errors(body, check, message):
 
 RACE = """
 setp.ge.u32 %p1, %r0, 32; @%p1 bra READER;
-st.shared.b32 [%r1], %r0;
+st.shared.b32 [%r1], 5;
 {first}
 bra DONE;
 READER: {second}
@@ -178,11 +199,11 @@ def test_waiting_on_another_barrier_does_not_order():
 def test_overwriting_what_another_warp_may_still_read_is_a_race():
     body = """
     setp.ge.u32 %p1, %r0, 32;
-    @!%p1 st.shared.b32 [%r1], %r0;
+    @!%p1 st.shared.b32 [%r1], 5;
     bar.sync 0;
     @%p1 ld.shared.b32 %r2, [%r1];
     {barrier}
-    @!%p1 st.shared.b32 [%r1], %r0;
+    @!%p1 st.shared.b32 [%r1], 5;
     """
     zero = np.zeros(1, np.uint32)
     run(body.format(barrier="bar.sync 0;"), zero, zero.copy(), threads=64, smem=64)
@@ -201,6 +222,25 @@ def test_warps_may_write_different_halves_of_a_word():
     """
     zero = np.zeros(1, np.uint32)
     assert run(body, zero, zero.copy(), threads=64, smem=64).tolist() == [32 << 16]
+
+
+@pytest.mark.parametrize("where", ["shared.b32 [%r1]", "global.b32 [%d1]"])
+def test_lanes_that_write_different_values_to_one_place_are_a_race(where):
+    zero = np.zeros(1, np.uint32)
+    run(f"st.{where}, 7;", zero, zero.copy(), smem=64)
+    with pytest.raises(ExecutionError, match="different values to one place") as caught:
+        run(f"st.{where}, %r0;", zero, zero.copy(), smem=64)
+    assert caught.value.check == "race"
+
+
+@pytest.mark.parametrize("store", ["st.global.b32 [%d0], 7;", "red.global.add.u32 [%d0], 7;"])
+def test_an_array_that_numpy_may_not_write_to_is_an_input(store):
+    source = np.zeros(1, np.uint32)
+    source.flags.writeable = False
+    run("ld.global.b32 %r2, [%d0];", source, np.zeros(1, np.uint32))
+    with pytest.raises(ExecutionError, match="writes to an input") as caught:
+        run(store, source, np.zeros(1, np.uint32))
+    assert caught.value.check == "bounds"
 
 
 def test_race_checks_can_be_turned_off():

@@ -30,7 +30,7 @@ CONFIG = KernelConfig(
     kv_stages=2,
     has_right=True,
 )
-CELL = Cell(batch=(1,), q=100, k=160, kv_heads=1, group=3, head_dim=64, dtype="bfloat16", causal=True)
+CELL = Cell(batch=(1,), q=100, k=160, kv_heads=1, group=2, head_dim=64, dtype="bfloat16", causal=True)
 MODES = [
     Options(completion="late", max_steps=300_000),
     Options(completion="early", max_steps=300_000),
