@@ -28,7 +28,8 @@ def example() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def shape(example):
-    return example.training.Shape(vocabulary=30, layers=1, heads=1, length=LENGTH, batch=1)
+    vocabulary, _ = example.training.characters()
+    return example.training.Shape(vocabulary=len(vocabulary), layers=1, heads=1, length=LENGTH, batch=1)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +102,9 @@ def test_a_request_that_fits_nowhere_is_an_error(example, shape, requests, serve
         serve(requests, paged(example, shape, num_pages=1))
 
 
-def test_it_trains_serves_and_reports(example, monkeypatch, capsys, quick_compilation):
-    sizes = ["--layers", "1", "--heads", "1", "--length", "16", "--requests", "5", "--slots", "2", "--steps", "2"]
+def test_it_serves_the_trained_model_and_reports(example, model, shape, monkeypatch, capsys, quick_compilation):
+    monkeypatch.setattr(example.training, "train", lambda asked, *args, **options: model)
+    sizes = ["--layers", "1", "--heads", "1", "--length", str(LENGTH), "--requests", "5", "--slots", "3"]
     monkeypatch.setattr(sys, "argv", ["serve_char_lm.py", *sizes])
     example.main()
     out = capsys.readouterr().out
