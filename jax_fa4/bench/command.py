@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cells", type=_words, default=(), metavar="NAMES", help="kinds or names, like varlen,d64,gqa (default: all)"
     )
     parser.add_argument(
-        "--peers", type=_words, default=(), metavar="NAMES", help="of cudnn,fa3,fa4,tokamax,xla (default: all but xla)"
+        "--peers",
+        type=_words,
+        default=(),
+        metavar="NAMES",
+        help="of cudnn,fa3,fa4,tokamax (default: these four), xla,deterministic",
     )
     parser.add_argument(
         "--rounds", type=_rounds, default=3, help="how often peers take turns; 0 only compiles (default: 3)"

@@ -20,9 +20,10 @@ from jax_fa4.bench.cells import UNBOUNDED, Cell, Direction
 from jax_fa4.bench.operands import Operands
 from jax_fa4.spec import Implementation
 
-__all__ = ["DEFAULT", "OURS", "PEERS", "Calls", "Peer", "select"]
+__all__ = ["DEFAULT", "DETERMINISTIC", "OURS", "PEERS", "Calls", "Peer", "select"]
 
 OURS = "jax_fa4"
+DETERMINISTIC = "deterministic"  # jax_fa4 with gradients that are bitwise reproducible
 FLUSH_ELEMENTS = 1 << 25  # float32: more than twice any L2
 JAX_FLUSH = "wrapped_cbrt"
 TORCH_FLUSH = "sinh_kernel"
@@ -117,7 +118,7 @@ def jax_flush() -> Call:
     return run
 
 
-def _jax_fa4(cell: Cell, x: Operands) -> Attend:
+def _jax_fa4(cell: Cell, x: Operands, deterministic: bool = False) -> Attend:
     import jax_fa4
 
     where: Implementation | None = (
@@ -138,8 +139,15 @@ def _jax_fa4(cell: Cell, x: Operands) -> Attend:
             causal=cell.causal,
             window=cell.window,
             implementation=where,
+            deterministic=deterministic,
         )
-    return lambda q, k, v: jax_fa4.attention(q, k, v, causal=cell.causal, window=cell.window, implementation=where)
+    attend = functools.partial(jax_fa4.attention, causal=cell.causal, window=cell.window)
+    return functools.partial(attend, implementation=where, deterministic=deterministic)
+
+
+def _deterministic(cell: Cell, x: Operands) -> Attend:
+    _refuse(cell, "decode", "paged")
+    return _jax_fa4(cell, x, deterministic=True)
 
 
 def _jax_nn(cell: Cell, implementation: Literal["cudnn", "xla"]) -> Attend:
@@ -290,6 +298,7 @@ def _version(package: str) -> str:
 
 _ALL: tuple[Peer, ...] = (
     JaxPeer(name=OURS, package="jax_fa4", attend=_jax_fa4, needs_gpu=False),
+    JaxPeer(name=DETERMINISTIC, package="jax_fa4", attend=_deterministic, needs_gpu=False),
     JaxPeer(name="cudnn", package="jax", attend=lambda cell, x: _jax_nn(cell, "cudnn")),
     JaxPeer(name="fa3", package="dew_flash_attn", attend=_fa3),
     TorchPeer(),

@@ -16,12 +16,13 @@ import jax
 
 import jax_fa4
 from jax_fa4.bench.cells import Cell, Direction, Kind
-from jax_fa4.bench.peers import OURS, Peer
+from jax_fa4.bench.peers import DETERMINISTIC, OURS, Peer
 from jax_fa4.bench.run import Figure, Row
 
 __all__ = ["Report", "begin", "environment", "from_json", "plot", "summary", "table", "to_json"]
 
 DIGITS = 5  # of a number in JSON
+COLUMN = 15  # characters
 PACKAGES = ("jax", "jaxlib", "nvidia-cudnn-cu13", "torch")
 
 
@@ -65,9 +66,34 @@ def table(report: Report) -> str:
     lines += [f"{name}: left out, {reason}" for name, reason in report.missing.items()]
     for (kind, direction), rows in _blocks(report.rows):
         lines += ["", *_block(f"{kind} {direction}, {rows[0].cell.unit}", rows, list(report.peers))]
+    if compared := list(_compared(report.rows)):
+        lines += ["", "jax_fa4 over itself:", *compared]
     if reasons := _reasons(report.rows):
         lines += ["", "Not timed:", *reasons]
     return "\n".join(lines)
+
+
+def _compared(rows: Sequence[Row]) -> Iterator[str]:
+    """What options and orders cost: ratios of our own speeds."""
+    ours = {(row.cell, row.direction): row.figures[OURS].speed for row in rows if OURS in row.figures}
+    for row in rows:
+        speed = ours.get((row.cell, row.direction))
+        if speed is None:
+            continue
+        if DETERMINISTIC in row.figures and row.direction == "backward":
+            yield f"{row.cell}, backward, deterministic over not: {row.figures[DETERMINISTIC].speed / speed:.3f}"
+        for what, other in _twins(row.cell):
+            if (other, row.direction) in ours:
+                yield f"{row.cell}, {row.direction}, over {what}: {speed / ours[other, row.direction]:.3f}"
+
+
+def _twins(cell: Cell) -> Iterator[tuple[str, Cell]]:
+    """Cells of the same work that should take the same time."""
+    if cell.page_size is not None:
+        yield "contiguous keys", dataclasses.replace(cell, name="decode", kind="decode", page_size=None)
+    if cell.lengths and list(cell.lengths) == sorted(cell.lengths):
+        descending = tuple(reversed(cell.lengths))
+        yield "the longest first", dataclasses.replace(cell, name=f"{cell.name}_sorted", lengths=descending)
 
 
 def _reasons(rows: Iterable[Row]) -> list[str]:
@@ -94,11 +120,11 @@ def _block(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     largest = max((figure.speed for row in rows for figure in row.figures.values()), default=0.0)
     digits = 0 if largest >= 100 else 2 if largest >= 1 else 4
     label = max(len(title), *(len(str(row.cell)) for row in rows))
-    lines = [title.ljust(label) + "".join(name.rjust(10) for name in columns) + "ratio".rjust(8)]
+    lines = [title.ljust(label) + "".join(name.rjust(COLUMN) for name in columns) + "ratio".rjust(8)]
     for row in rows:
         speeds = [f"{row.figures[name].speed:.{digits}f}" if name in row.figures else "-" for name in columns]
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append(str(row.cell).ljust(label) + "".join(speed.rjust(10) for speed in speeds) + ratio.rjust(8))
+        lines.append(str(row.cell).ljust(label) + "".join(speed.rjust(COLUMN) for speed in speeds) + ratio.rjust(8))
     found = summary(rows)
     if found is not None:
         lines.append(f"geometric mean of ratios {found[0]:.3f}, lowest {found[1]:.3f}")
