@@ -7,12 +7,11 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jax_fa4 import configs, emulate_command
+from jax_fa4 import arguments, configs, emulate_command
 from jax_fa4.bench import command as bench_command
 from jax_fa4.configs import Config
 from jax_fa4.cubins import Cubin, lookup
@@ -21,7 +20,7 @@ from jax_fa4.cubins.info import describe
 from jax_fa4.cubins.report import resources_of, table
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, or 1 after an error. Arguments that make no sense exit with 2."""
     parser = argparse.ArgumentParser(prog="python -m jax_fa4", description="FlashAttention-4 for JAX: its kernels.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -31,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)
     _add_emulate(commands.add_parser("emulate", help="run a kernel without a GPU on a random problem"))
     _add_bench(commands.add_parser("bench", help="time attention beside other implementations"))
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     try:
         return options.run(options)
-    except (OSError, RuntimeError, ValueError) as e:
+    except (ImportError, OSError, RuntimeError, ValueError) as e:
         print(f"jax_fa4: {e}", file=sys.stderr)
         return 1
 
@@ -52,7 +51,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", action="append", help="only kernels of this dtype, like bfloat16; may be repeated")
     parser.add_argument("--head-dim", action="append", type=int, help="only kernels of this head dim; may be repeated")
-    parser.add_argument("--jobs", type=_count, default=1, help="kernels to compile at once (default: 1)")
+    parser.add_argument("--jobs", type=arguments.at_least(1), default=1, help="kernels to compile at once (default: 1)")
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -66,7 +65,9 @@ def _build(options: argparse.Namespace) -> int:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write the table there instead of printing it")
+    parser.add_argument(
+        "--out", type=arguments.file_to_write, metavar="FILE", help="write the table there instead of printing it"
+    )
     parser.set_defaults(run=_report, error=parser.error)
 
 
@@ -105,13 +106,6 @@ def _selected(options: argparse.Namespace) -> list[Config]:
                 options.error(f"argument {option}: no kernel has {value} (choose from {', '.join(map(str, offered))})")
         wanted = [config for config in wanted if asked is None or getattr(config, field) in asked]
     return wanted
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
 
 
 @contextlib.contextmanager

@@ -209,6 +209,8 @@ def head_dims(operands: Mapping[str, jax.Array], step: int = 8) -> None:
     """Head dims that a kernel can have; with step=1 those that can be padded to one."""
     for name, x in operands.items():
         head_dim = x.shape[-1]
+        if not isinstance(head_dim, int):
+            fail(ValueError, f"{name}'s head_dim must be a number", head_dim, "other axes may be symbolic")
         if head_dim % step or not 0 < head_dim <= MAX_HEAD_DIM:
             multiple = "" if step == 1 else f"a multiple of {step} "
             hint = "pad with zeros and give softmax_scale" if head_dim < MAX_HEAD_DIM and step > 1 else ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jax_fa4 import configs, emulate, testing
+from jax_fa4 import arguments, configs, emulate, testing
 
 if TYPE_CHECKING:
     from jax_fa4.emulator.stats import Stats
@@ -41,16 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", choices=("full", "keys", "shared"), help="a random one, with these axes")
     parser.add_argument("--segments", type=int, help="how many there are in a sequence")
     for name in ("q-lengths", "kv-lengths"):
-        parser.add_argument(f"--{name}", type=_numbers, help="one a batch entry, with commas between")
+        parser.add_argument(f"--{name}", type=arguments.numbers, help="one a batch entry, with commas between")
     parser.add_argument("--gradients", action="store_true", help="run the kernels of the gradients, too")
-    parser.add_argument("--seed", type=int, default=0, help="of the problem (default: 0)")
+    parser.add_argument("--seed", type=arguments.at_least(0), default=0, help="of the problem (default: 0)")
     parser.add_argument(
-        "--timeline", type=pathlib.Path, metavar="FILE", help="draw who ran and who waited (.png, .svg), in the forward"
+        "--timeline",
+        type=arguments.picture_to_write,
+        metavar="FILE",
+        help="draw who ran and who waited (.png, .svg), in the forward",
     )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def report(options: argparse.Namespace) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jax_fa4 import checks, debug, options, rules
 from jax_fa4.operands import Operands
 from jax_fa4.options import Window
+from jax_fa4.sequences import sequence_of
 from jax_fa4.spec import AttentionSpec, Implementation
 
 __all__ = ["append_kv", "attention_paged"]
@@ -252,9 +253,7 @@ def _append(
         sequences = jnp.broadcast_to(jnp.arange(num_sequences, dtype=jnp.int32)[:, None], tokens)
     else:
         index = jnp.arange(tokens[0], dtype=jnp.int32)
-        sequences = jnp.searchsorted(offsets[1:], index, side="right").astype(
-            jnp.int32
-        )  # num_sequences behind the last
+        sequences = sequence_of(index, offsets)
         positions = jnp.where(index < offsets[0], -1, positions)
 
     slots = positions // page_size

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from jax_fa4 import arguments
+
 if TYPE_CHECKING:
     from jax_fa4.bench.cells import Cell
     from jax_fa4.bench.report import Report
@@ -29,14 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of cudnn,fa3,fa4,tokamax (default: these four), xla,deterministic",
     )
     parser.add_argument(
-        "--rounds", type=_rounds, default=3, help="how often peers take turns; 0 only compiles (default: 3)"
+        "--rounds",
+        type=arguments.at_least(0),
+        default=3,
+        help="how often peers take turns; 0 only compiles (default: 3)",
     )
     parser.add_argument(
         "--clock", choices=("device", "host"), help="time of kernels, or of the wall (default: device on a GPU)"
     )
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write JSON, anew after each cell")
+    parser.add_argument("--out", type=arguments.file_to_write, metavar="FILE", help="write JSON, anew after each cell")
     parser.add_argument("--show", type=pathlib.Path, metavar="FILE", help="run nothing: print what --out wrote to it")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw bars (.png, .svg); needs matplotlib")
+    parser.add_argument(
+        "--plot", type=arguments.picture_to_write, metavar="FILE", help="draw bars (.png, .svg); needs matplotlib"
+    )
 
 
 def report(options: argparse.Namespace) -> str:
@@ -88,10 +95,3 @@ def _with_progress(cells: Sequence[Cell]) -> Iterable[Cell]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
-
-
-def _rounds(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
-    return number

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_fa4.blockwise.blocks import Blocks
 from jax_fa4.operands import Operands
+from jax_fa4.sequences import sequence_of
 
 __all__ = ["Places", "places", "row_blocks", "row_tile"]
 
@@ -38,7 +39,7 @@ def _places(
     queries: jax.Array, q_offsets: jax.Array, kv_offsets: jax.Array, q_lengths: jax.Array, kv_lengths: jax.Array
 ) -> Places:
     """Of one row. The queries behind the last offset belong to one more sequence, which is empty."""
-    sequence = jnp.searchsorted(q_offsets[1:], queries, side="right", method="scan_unrolled").astype(jnp.int32)
+    sequence = sequence_of(queries, q_offsets)
     q_lengths, kv_lengths = (
         jnp.append(jnp.clip(lengths, 0, jnp.diff(offsets)), 0)
         for lengths, offsets in ((q_lengths, q_offsets), (kv_lengths, kv_offsets))

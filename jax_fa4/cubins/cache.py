@@ -68,7 +68,7 @@ class Store:
     def find(self, recipe: str) -> Cubin | None:
         """The verified cubin that some DSL version made of this recipe (of several, the newest version's), or None."""
         made = [e.metadata for e in self.entries() if e.metadata and e.metadata["recipe"] == recipe]
-        made.sort(key=lambda m: [int(n) for n in re.findall(r"\d+", m["dsl_version"])], reverse=True)
+        made.sort(key=lambda m: [int(n) for n in re.findall(r"\d{1,9}", m["dsl_version"])], reverse=True)
         return next(filter(None, (self.get(m["key"]) for m in made)), None)
 
     def put(self, cubin: Cubin) -> None:
@@ -114,7 +114,7 @@ class Store:
         except OSError as e:
             self._warn_of_memory(e)
             return []
-        return [Entry(path=path, size=path.lstat().st_size, metadata=self._metadata(path)) for path in paths]
+        return [entry for path in paths if (entry := self._entry(path))]
 
     def clear(self) -> tuple[int, int]:
         """Removes the files that this package writes, and no others. Returns (files, bytes) removed.
@@ -147,6 +147,12 @@ class Store:
                 raise BadCubinError(reason)
             return stream.read(size)
 
+    def _entry(self, path: pathlib.Path) -> Entry | None:
+        try:
+            return Entry(path=path, size=path.lstat().st_size, metadata=self._metadata(path))
+        except FileNotFoundError:  # another process has cleared the cache meanwhile
+            return None
+
     def _metadata(self, path: pathlib.Path) -> dict[str, Any] | None:
         try:
             return read_metadata(self._read(path, _METADATA_BYTES))
@@ -163,10 +169,16 @@ class Store:
 
 
 def user_store() -> Store:
-    """The user's own cache, where JAX_FA4_CACHE_DIR says, else where the platform keeps caches."""
+    """The user's own cache, where JAX_FA4_CACHE_DIR says, else where the platform keeps caches.
+
+    Raises ValueError where the variable names the home of a user that there is not.
+    """
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     if chosen:
-        return Store(folder=pathlib.Path(chosen).expanduser().absolute())
+        try:
+            return Store(folder=pathlib.Path(chosen).expanduser().absolute())
+        except RuntimeError:
+            raise ValueError(f"{DIRECTORY_VARIABLE} must name a directory, got {chosen!r}: no such user") from None
     import platformdirs  # 20 ms that a chosen directory does not need
 
     return Store(folder=platformdirs.user_cache_path("jax_fa4", appauthor=False))

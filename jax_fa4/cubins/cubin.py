@@ -79,9 +79,12 @@ class Cubin:
             raise BadCubinError(f"it has {len(data)} bytes, its header promises {end + _DIGEST_BYTES}")
         if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
             raise BadCubinError("its checksum does not match")
-        fields = json.loads(data[_HEADER.size : ptx_start])
-        fields["params"] = tuple(Param(**p) for p in fields["params"])
-        return cls(**fields, ptx_zlib=data[ptx_start:image_start], image=data[image_start:end])
+        fields = read_metadata(data)
+        try:
+            fields["params"] = tuple(Param(**p) for p in fields["params"])
+            return cls(**fields, ptx_zlib=data[ptx_start:image_start], image=data[image_start:end])
+        except (KeyError, TypeError) as e:
+            raise BadCubinError(f"its metadata is that of another version: {e}") from None
 
 
 def read_metadata(data: bytes) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def read_metadata(data: bytes) -> dict[str, Any]:
     metadata_size, _, _ = _sizes(data)
     try:
         record = json.loads(data[_HEADER.size : _HEADER.size + metadata_size])
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadCubinError(f"its metadata is no JSON: {e}") from None
     if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in _LISTED):
         raise BadCubinError(f"its metadata lacks one of {', '.join(_LISTED)}")

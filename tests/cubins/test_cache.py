@@ -212,6 +212,17 @@ def test_the_place_is_read_from_the_environment_at_each_call(tmp_path, monkeypat
         assert cache.user_store().folder == tmp_path / name
 
 
+def test_the_home_of_nobody_is_no_place(monkeypatch):
+    monkeypatch.setenv("JAX_FA4_CACHE_DIR", "~nobody-has-this-name/cache")
+    with pytest.raises(ValueError, match=r"^JAX_FA4_CACHE_DIR must .*: no such user"):
+        cache.user_store()
+
+
+def test_a_file_that_goes_while_the_folder_is_listed_is_left_out(store, path, monkeypatch):
+    monkeypatch.setattr(type(path), "iterdir", lambda folder: [path, folder / f"{'d' * 64}.cubin"])
+    assert [entry.path for entry in store.entries()] == [path]
+
+
 def test_without_a_chosen_place_it_is_the_platforms(monkeypatch, tmp_path):
     monkeypatch.delenv("JAX_FA4_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -48,6 +48,7 @@ def test_build_can_be_narrowed(table, folder, option, other_config):
         (["--arch", "sm_90a", "--dtype", "float64"], "--dtype: no kernel has float64 (choose from bfloat16, float16)"),
         (["--arch", "sm_90a", "--head-dim", "72"], "--head-dim: no kernel has 72 (choose from 64, 128)"),
         (["--arch", "sm_90a", "--jobs", "0"], "--jobs: must be at least 1, got 0"),
+        (["--arch", "sm_90a", "--jobs", "all"], "--jobs: must be at least 1, got all"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -90,6 +91,19 @@ def test_report_can_be_narrowed_and_written(table, disassembled, tmp_path, capsy
     assert command.main(["report", "--arch", "sm_90a", "--head-dim", "64", "--out", str(file)]) == 0
     assert len(file.read_text().splitlines()) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_report_is_refused_a_file_that_it_cannot_write_before_it_compiles(table, stand_in, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["report", "--arch", "sm_90a", "--out", str(tmp_path / "absent" / "report.txt")])
+    assert "--out: must be a file in a folder that exists, got " in capsys.readouterr().err
+    assert stand_in.count == 0
+
+
+def test_a_missing_package_is_an_error_of_one_line(monkeypatch, capsys, table):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert command.main(["build", "--arch", "sm_90a"]) == 1
+    assert capsys.readouterr().err.startswith("jax_fa4: import of tqdm halted")
 
 
 @pytest.mark.parametrize("field", ["stack_bytes", "local_bytes", "spill_loads", "spill_stores"])

@@ -1,6 +1,8 @@
 """The file form of a cubin."""
 
 import dataclasses
+import hashlib
+import json
 
 import pytest
 
@@ -44,12 +46,24 @@ def test_another_format_version_is_named(cubin):
         Cubin.from_bytes(bytes(data))
 
 
+@pytest.mark.parametrize("change", [{"params": None}, {"params": [{}]}, {"warps": 4}], ids=str)
+def test_metadata_of_another_version_is_no_cubin(cubin, change):
+    whole = cubin.to_bytes()
+    size = int.from_bytes(whole[12:16], "little")
+    metadata = json.dumps({**json.loads(whole[32 : 32 + size]), **change}).encode()
+    body = whole[:12] + len(metadata).to_bytes(4, "little") + whole[16:32] + metadata + whole[32 + size : -32]
+    with pytest.raises(BadCubinError, match="its metadata is that of another version"):
+        Cubin.from_bytes(body + hashlib.sha256(body).digest())
+
+
 def test_a_listing_reads_the_metadata_alone(cubin):
     beginning = cubin.to_bytes()[: -len(cubin.image) - 32]
     assert read_metadata(beginning)["config"] == cubin.config
 
 
-@pytest.mark.parametrize("metadata", [b"{", b"[]", b"{}", b"\xff", b'{"key": 1}'], ids=repr)
+@pytest.mark.parametrize(
+    "metadata", [b"{", b"[]", b"{}", b"\xff", b'{"key": 1}', b"[" * 9999], ids=lambda m: repr(m[:9])
+)
 def test_a_listing_survives_any_metadata(cubin, metadata):
     header = bytearray(cubin.to_bytes()[:32])
     header[12:16] = len(metadata).to_bytes(4, "little")

@@ -32,3 +32,18 @@ def test_a_problem_is_run_compared_and_drawn(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_emulated_is_refused(arguments, message, capsys):
     assert command.main(["emulate", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--timeline", "/absent/timeline.png"], "must be a file in a folder that exists, got /absent/timeline.png"),
+        (["--timeline", "timeline.txt"], "must end in .png or .svg, got timeline.txt"),
+        (["--seed", "-1"], "must be at least 0, got -1"),
+        (["--q-lengths", "1,a"], "must be integers with commas between, got 1,a"),
+    ],
+)
+def test_what_could_not_be_kept_is_refused_before_a_kernel_runs(option, message, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["emulate", *option])
+    assert f"argument {option[0]}: {message}" in capsys.readouterr().err

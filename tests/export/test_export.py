@@ -141,3 +141,31 @@ def test_a_gpu_program_without_a_kernel_is_blockwise_and_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         exported(functools.partial(attention, implementation="xla"), *X.values(), platforms=("cuda",))
+
+
+def test_packed_sequences_of_any_number_are_exported_too():
+    num_offsets, t = export.symbolic_shape("n, t", constraints=["n >= 1"])
+    q, cuts = jax.ShapeDtypeStruct((t, 4, 16), "float32"), jax.ShapeDtypeStruct((num_offsets,), "int32")
+    loaded = exported(lambda q, cuts: jax_fa4.attention_varlen(q, q, q, cuts, causal=True), q, cuts)
+    rows = testing.random(Cell(batch=(), q=9, k=9, kv_heads=4))["q"]
+    for cuts in ([0, 9], [1, 4, 4, 8], [3]):
+        cuts = np.array(cuts, np.int32)
+        np.testing.assert_allclose(
+            loaded.call(rows, cuts), jax_fa4.attention_varlen(rows, rows, rows, cuts, causal=True), atol=1e-6
+        )
+    table, new = jax.ShapeDtypeStruct((num_offsets - 1, 2), "int32"), jax.ShapeDtypeStruct((t, 1, 16), "float32")
+
+    def append(pool, new, table, positions, cuts):
+        return jax_fa4.append_kv(pool, pool, new, new, table, positions, cu_seqlens=cuts)[0]
+
+    args = np.zeros((5, 4, 1, 16), np.float32), new, table, jax.ShapeDtypeStruct((t,), "int32")
+    loaded = exported(append, *args, jax.ShapeDtypeStruct((num_offsets,), "int32"))
+    call = args[0], rows[:, :1], np.array([[4, 0], [1, 2]]), np.arange(9) % 4, np.array([1, 4, 8])
+    call = tuple(x if x.dtype == np.float32 else x.astype(np.int32) for x in call)
+    np.testing.assert_array_equal(loaded.call(*call), append(*call))
+
+
+def test_a_symbolic_head_dim_is_refused():
+    (d,) = export.symbolic_shape("8*d")
+    with pytest.raises(ValueError, match=r"^q's head_dim must be a number, got 8\*d; other axes may be symbolic"):
+        exported(attend, *[jax.ShapeDtypeStruct((5, 2, d), "float32")] * 3)
