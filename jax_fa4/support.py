@@ -23,6 +23,7 @@ MASK_FEATURES = {
     "has_cu_seqlens": "packed sequences",
     "has_dense": "a mask array",
 }
+DIFFERENTIATED = ("q", "k", "v", "qkv", "softmax_scale", "sinks")  # what kernels give gradients of
 FEATURES = {
     "has_softcap": "softcap",
     "has_sinks": "sinks",
@@ -46,7 +47,7 @@ def why_no_gradient(spec: AttentionSpec, arch: str, wrt: Sequence[str]) -> str |
     """None where the architecture has kernels for the gradients by the operands `wrt`, else what stands in the way."""
     if reason := _why_none(spec, arch, backward_config, "gradient kernel"):
         return reason
-    others = [name for name in wrt if name not in ("q", "k", "v", "qkv")]
+    others = [name for name in wrt if name not in DIFFERENTIATED]
     return f"jax_fa4 has no {arch} kernel for the gradient of {_listed(others)}" if others else None
 
 

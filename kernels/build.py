@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiled", "compile_kernel"]
 
+DENSE = ("mask", "bias")
 _compiling = threading.Lock()  # the DSL reads the name prefix from the kernel function
 
 
@@ -64,7 +65,7 @@ def _array(config: Any, head_dim: int) -> Any:
 
 
 def _pointers(config: Any) -> dict[str, Any]:
-    """Stand-ins for the config's pointer parameters, by name."""
+    """Stand-ins for the config's pointer parameters and the strides of dense arrays, by name."""
     import cutlass
     import cutlass.cute as cute
 
@@ -75,11 +76,13 @@ def _pointers(config: Any) -> dict[str, Any]:
         "bfloat16": cutlass.BFloat16,
         "float16": cutlass.Float16,
     }
-    return {
+    pointers = {
         param.name: cute.runtime.nullptr(types[param.dtype], cute.AddressSpace.gmem, param.pointee_align)
         for param in config.params
         if isinstance(param, PointerParam)
     }
+    strides = {f"{name}_strides": tuple(cutlass.Int64(0) for _ in range(3)) for name in DENSE if name in pointers}
+    return pointers | strides
 
 
 def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
@@ -94,9 +97,6 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     q, k = _array(config, config.head_dim), _array(config, config.head_dim)
     v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
     pointers = _pointers(config)
-    for name in ("mask", "bias"):
-        if name in pointers:
-            pointers[f"{name}_strides"] = tuple(cutlass.Int64(0) for _ in range(3))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
     compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options)
@@ -107,16 +107,19 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
 
+    from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Rows, Scalars
+    from .sm90.backward import BackwardSm90, Rows
 
     kernel = BackwardSm90(config)
     BackwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    arrays = (_array(config, config.head_dim) for _ in range(6))
+    d, e = config.head_dim, config.head_dim_v
+    arrays = (_array(config, columns) for columns in (d, e, d, e, d, e))  # q, dout, k, v, dk, dv
     pointers = _pointers(config)
-    rows, scalars = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Scalars))
+    pointers["key_blocks"] = pointers.get("query_blocks")  # to the kernel, keys are what sees
+    rows, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Inputs))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    return cute.compile(kernel.launch, *arrays, rows, scalars, grid, options=options).artifacts
+    return cute.compile(kernel.launch, *arrays, rows, inputs, grid, options=options).artifacts
 
 
 def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:

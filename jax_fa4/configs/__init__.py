@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from jax_fa4.configs import sm90, sm100
 from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.spec import AttentionSpec, MaskSpec
+from jax_fa4.spec import AttentionSpec
 
 __all__ = [
     "BackwardConfig",
@@ -45,30 +44,21 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
-    elsewhere = spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
-    return None if elsewhere or arch not in FORWARD else FORWARD[arch](spec)
+    return FORWARD[arch](spec) if arch in FORWARD and not _is_elsewhere(spec) else None
 
 
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:
-    """The kernels of the backward of `spec` on `arch` by q, k and v, or None where there are none yet.
+    """The kernels of the backward of `spec` on `arch`, or None where there are none yet.
 
-    Layout, group and implementation select nothing. No kernel adds in a fixed order yet, as a deterministic one must.
+    Layout, group, sinks and implementation select nothing. No kernel adds in a fixed order yet, as a deterministic one
+    must.
     """
-    served = arch in BACKWARD and _has_only_a_window(spec) and not spec.deterministic
+    served = arch in BACKWARD and not _is_elsewhere(spec) and not spec.deterministic
     return BACKWARD[arch](spec) if served else None
 
 
-def _has_only_a_window(spec: AttentionSpec) -> bool:
-    window_only = MaskSpec(has_left=spec.mask.has_left, has_right=spec.mask.has_right)
-    return spec == dataclasses.replace(
-        spec,
-        mask=window_only,
-        has_softcap=False,
-        has_sinks=False,
-        bias_dtype=None,
-        has_batched_scalars=False,
-        page_size=None,
-    )
+def _is_elsewhere(spec: AttentionSpec) -> bool:
+    return spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
 
 
 def all_configs(arch: str) -> tuple[Config, ...]:

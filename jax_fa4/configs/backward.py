@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
+    MMA_COLUMNS,
     OTHER_REGISTERS,
     PRODUCER_REGISTERS,
     REGISTER_FILE,
@@ -21,12 +22,15 @@ from jax_fa4.configs.config import (
     WARPGROUP,
     WARPGROUP_ROWS,
     KernelConfig,
+    round_up,
 )
+from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 
 __all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
+HEAD_DIM_LIMIT = 128
 WARPGROUPS = 2  # consumers: each holds half the keys of a tile
 QUERY_EXTENTS: tuple[Extent, ...] = ("q_len", "q_heads", "batch")
 KEY_EXTENTS: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
@@ -47,14 +51,13 @@ class TileConfig:
             raise ValueError(f"arch must be sm_90a, got {self.arch}")
         if self.dtype not in ("bfloat16", "float16"):
             raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
-        if self.head_dim not in (64, 128):
-            raise ValueError(f"head_dim must be 64 or 128, got {self.head_dim}")
-        if self.head_dim_v != self.head_dim:
-            raise ValueError(f"head_dim_v must be head_dim={self.head_dim}, got {self.head_dim_v}")
-        if self.tile_m * self.head_dim != WARPGROUPS * WARPGROUP_ROWS * self.slab:
-            raise ValueError(
-                f"tile_m must be {WARPGROUPS * WARPGROUP_ROWS * self.slab // self.head_dim}, got {self.tile_m}"
-            )
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= HEAD_DIM_LIMIT:
+                raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIM_LIMIT}, got {getattr(self, name)}")
+        if self.tile_m not in (64, 128):
+            raise ValueError(f"tile_m must be 64 or 128, got {self.tile_m}")
+        if self.columns < self.head_dim:
+            raise ValueError(f"tile_m={self.tile_m} has room for head_dim {self.columns}, got {self.head_dim}")
 
     @property
     def element_bytes(self) -> int:
@@ -67,9 +70,34 @@ class TileConfig:
         return SWIZZLE_BYTES // self.element_bytes
 
     @property
+    def columns(self) -> int:
+        """Of q and k in shared memory: head_dim, padded so that each warpgroup has a 64 x 64 slab of a tile of dq."""
+        return WARPGROUPS * WARPGROUP_ROWS * self.slab // self.tile_m
+
+    @property
+    def v_columns(self) -> int:
+        """Of v and dout in shared memory: head_dim_v, padded to whole slabs."""
+        return round_up(self.head_dim_v, self.slab)
+
+    @property
+    def sum_columns(self) -> int:
+        """Of dq_sum: head_dim, padded to what neighbouring threads add side by side."""
+        return round_up(self.head_dim, MMA_COLUMNS)
+
+    @property
+    def dims(self) -> str:
+        """The head dims in a kernel's name."""
+        return f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
+
+    @property
     def q_bytes(self) -> int:
-        """Of a tile of q; one of out is as large."""
-        return self.tile_m * self.head_dim * self.element_bytes
+        """Of a tile of q."""
+        return self.tile_m * self.columns * self.element_bytes
+
+    @property
+    def dout_bytes(self) -> int:
+        """Of a tile of dout; one of out is as large."""
+        return self.tile_m * self.v_columns * self.element_bytes
 
     def tensor_map(self, name: str, rows: int) -> MapParam:
         """The map of one array, whose copies move `rows` rows and one swizzle atom's columns."""
@@ -88,7 +116,7 @@ class PreprocessConfig(TileConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_d{self.head_dim}"
+        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}"
 
     @property
     def threads(self) -> int:
@@ -98,7 +126,7 @@ class PreprocessConfig(TileConfig):
     @property
     def smem_bytes(self) -> int:
         """Tiles of out and dout, a full and an empty barrier."""
-        return 2 * self.q_bytes + 2 * MBARRIER_BYTES
+        return 2 * self.dout_bytes + 2 * MBARRIER_BYTES
 
     @property
     def params(self) -> tuple[KernelParam, ...]:
@@ -111,7 +139,7 @@ class PreprocessConfig(TileConfig):
             PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
             ),
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
         )
@@ -126,7 +154,7 @@ class PostprocessConfig(TileConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_d{self.head_dim}"
+        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_{self.dims}"
 
     @property
     def threads(self) -> int:
@@ -144,7 +172,7 @@ class PostprocessConfig(TileConfig):
         return (
             self.tensor_map("dq", self.tile_m),
             PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
             ),
             PointerParam(name="softmax_scale", dtype="float32"),
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
@@ -166,6 +194,13 @@ class BackwardConfig(TileConfig):
     ds_stages: int
     has_left: bool = False
     has_right: bool = False
+    has_q_offset: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+    has_segments: bool = False
+    has_mask: bool = False
+    has_softcap: bool = False
+    bias: Literal["float32", "bfloat16", "float16"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,15 +220,17 @@ class BackwardConfig(TileConfig):
         needed = self.accumulator_registers + OTHER_REGISTERS
         if needed > self.consumer_registers:
             raise ValueError(
-                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim={self.head_dim} need {needed} registers "
-                f"a thread, {self.consumer_registers} exist"
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim={self.head_dim}, head_dim_v={self.head_dim_v} "
+                f"need {needed} registers a thread, {self.consumer_registers} exist"
             )
 
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        edges = "".join(f"_{side}" for side in ("left", "right") if getattr(self, f"has_{side}"))
-        return f"jax_fa4_backward_{self.arch}_{self.dtype}_d{self.head_dim}{edges}"
+        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
+        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
+        features += [] if self.bias is None else [f"bias_{self.bias}"]
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
     def preprocess(self) -> PreprocessConfig:
@@ -232,20 +269,32 @@ class BackwardConfig(TileConfig):
         return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
 
     @property
+    def weights_late(self) -> bool:
+        """Whether p is made block by block beside ds, because the cap's slope must outlive it."""
+        return self.has_softcap
+
+    @property
     def values_early(self) -> bool:
         """Whether dv += p dout runs beside the computation of ds: p is then alive twice, in float32 and in 16 bit."""
-        return self._registers(2 * self.head_dim + 2 * self.tile_m + self.tile_m // 2) <= self.consumer_registers
+        if self.has_softcap or self.has_segments or self.has_mask or self.bias is not None:
+            return False  # they need the registers
+        return self._registers(self._elements_a_row + self.tile_m // 2) <= self.consumer_registers
 
     @property
     def accumulator_registers(self) -> int:
         """Of a consumer thread where most are alive: dk, dv, p and dp in float32, p in 16 bit if `values_early`."""
         halves = self.tile_m // 2 if self.values_early else 0
-        return (2 * self.head_dim + 2 * self.tile_m + halves) * WARPGROUP_ROWS // WARPGROUP
+        return (self._elements_a_row + halves) * WARPGROUP_ROWS // WARPGROUP
 
     @property
     def k_bytes(self) -> int:
-        """Of the tile of k; that of v is as large."""
-        return self.tile_n * self.head_dim * self.element_bytes
+        """Of the tile of k."""
+        return self.tile_n * self.columns * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Of the tile of v."""
+        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -265,8 +314,8 @@ class BackwardConfig(TileConfig):
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        rings = (self.q_stages + self.dout_stages) * (self.q_bytes + self.row_bytes)
-        return 2 * self.k_bytes + rings + self.ds_stages * self.ds_bytes + self.barrier_bytes
+        rings = self.q_stages * (self.q_bytes + self.row_bytes) + self.dout_stages * (self.dout_bytes + self.row_bytes)
+        return self.k_bytes + self.v_bytes + rings + self.ds_stages * self.ds_bytes + self.barrier_bytes
 
     @property
     def longest_first(self) -> bool:
@@ -276,7 +325,6 @@ class BackwardConfig(TileConfig):
     @property
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
-        windows = (("window_left", self.has_left), ("window_right", self.has_right))
         return (
             self.tensor_map("q", self.tile_m),
             self.tensor_map("dout", self.tile_m),
@@ -284,12 +332,16 @@ class BackwardConfig(TileConfig):
             PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "head_dim"), pointee_align=16
+                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
             ),
-            PointerParam(name="softmax_scale", dtype="float32"),
-            *(PointerParam(name=name, dtype="int32") for name, present in windows if present),
+            *feature_params(self, ranges="query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
         )
+
+    @property
+    def _elements_a_row(self) -> int:
+        """Of dk, dv, p and dp."""
+        return self.columns + self.v_columns + 2 * self.tile_m
 
     def _registers(self, elements_a_row: int) -> int:
         """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""

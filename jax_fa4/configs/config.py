@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 
-__all__ = ["KernelConfig"]
+__all__ = ["KernelConfig", "round_up", "swizzle_bytes"]
 
 SMEM_LIMIT = 227 * 1024  # bytes of shared memory a CTA may opt into, sm_90 and sm_100
 REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
@@ -133,12 +134,12 @@ class KernelConfig:
     @property
     def columns(self) -> int:
         """Of Q and K in shared memory: head_dim, padded."""
-        return _round_up(self.head_dim, MMA_COLUMNS)
+        return round_up(self.head_dim, MMA_COLUMNS)
 
     @property
     def v_columns(self) -> int:
         """Of V and O in shared memory: head_dim_v, padded."""
-        return _round_up(self.head_dim_v, MMA_COLUMNS)
+        return round_up(self.head_dim_v, MMA_COLUMNS)
 
     @property
     def q_bytes(self) -> int:
@@ -168,7 +169,7 @@ class KernelConfig:
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        rings = (_round_up(self.kv_stages * stage, SMEM_ALIGNMENT) for stage in (self.k_bytes, self.v_bytes))
+        rings = (round_up(self.kv_stages * stage, SMEM_ALIGNMENT) for stage in (self.k_bytes, self.v_bytes))
         return self.q_room + sum(rings) + self.barrier_bytes
 
     @property
@@ -185,29 +186,6 @@ class KernelConfig:
             box = (swizzle // self.element_bytes, rows, 1, 1)
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
-        lengths: tuple[Extent, ...] = ("batch", "kv_heads")
-        bias_bytes = 4 if self.bias == "float32" else 2
-        bias = PointerParam(name="bias", dtype=self.bias or "", dims=("bias_size",), pointee_align=bias_bytes)
-        optional = (
-            (self.has_left, PointerParam(name="window_left", dtype="int32")),
-            (self.has_right, PointerParam(name="window_right", dtype="int32")),
-            (self.has_softcap, PointerParam(name="softcap", dtype="float32")),
-            (self.has_q_offset, PointerParam(name="q_offset", dtype="int32", dims=lengths)),
-            (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=lengths)),
-            (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=lengths)),
-            (self.has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
-            (self.has_segments, PointerParam(name="q_segment_ids", dtype="int32", dims=(*lengths, "q_len"))),
-            (self.has_segments, PointerParam(name="kv_segment_ids", dtype="int32", dims=(*lengths, "kv_len"))),
-            (self.has_segments, PointerParam(name="key_blocks", dtype="int32", dims=(*lengths, "q_tiles", "range"))),
-            (self.has_mask, PointerParam(name="mask", dtype="bool", dims=("mask_size",), pointee_align=1)),
-            (self.bias is not None, bias),
-        )
-        strides = [
-            ScalarParam(name=f"{array}_{axis}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]
-            for array, present in (("mask", self.has_mask), ("bias", self.bias is not None))
-            for axis in ("batch", "head", "row")
-            if present
-        ]
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
         return (
             tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows),
@@ -215,9 +193,7 @@ class KernelConfig:
             tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n),
             tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
-            PointerParam(name="softmax_scale", dtype="float32"),
-            *(param for present, param in optional if present),
-            *strides,
+            *feature_params(self, ranges="key_blocks", tiles="q_tiles"),
             *(ScalarParam(name=name) for name in extents),
         )
 
@@ -227,5 +203,6 @@ def swizzle_bytes(row_bytes: int) -> int:
     return next(width for width in (SWIZZLE_BYTES, SWIZZLE_BYTES // 2, SWIZZLE_BYTES // 4) if row_bytes % width == 0)
 
 
-def _round_up(n: int, step: int) -> int:
+def round_up(n: int, step: int) -> int:
+    """The least multiple of `step` that is at least `n`."""
     return -(-n // step) * step

@@ -19,7 +19,9 @@ Extent = Literal[
     "q_heads",
     "kv_heads",
     "batch",
+    "sum_columns",  # of a row of dq_sum: head_dim, padded
     "q_tiles",
+    "kv_tiles",
     "range",
     "mask_size",
     "bias_size",

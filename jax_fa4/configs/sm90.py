@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from typing import TypeVar
 
 from jax_fa4.configs.backward import BackwardConfig, Config
 from jax_fa4.configs.config import KernelConfig
@@ -32,6 +34,7 @@ class BackwardRow:
     ds_stages: int
 
 
+R = TypeVar("R")
 DTYPES = ("bfloat16", "float16")
 BIASES = (None, "float32", "bfloat16", "float16")
 FORWARD = {  # up to (head_dim, head_dim_v); the first row that fits
@@ -62,8 +65,12 @@ DENSE_AND_SOFTCAP = {
     (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
-BACKWARD = {  # (head_dim, head_dim_v)
+BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+}
+# Scores with a cap, a byte or a bias need registers, which a smaller tile of queries has, though it pads head dims.
+BACKWARD_OF_ELEMENTS = {
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
 }
 
@@ -102,24 +109,38 @@ def _row(spec: AttentionSpec) -> Row | None:
         table = SOFTCAP
     if spec.mask.has_dense or spec.bias_dtype:
         table = DENSE_AND_SOFTCAP if spec.has_softcap else DENSE
-    fits = (row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e)
-    return next(fits, None)
+    return _first_that_fits(table, spec)
 
 
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
-    """The backward kernels of a spec that has nothing but a window, or None where the table has no row for it."""
-    row = BACKWARD.get((spec.head_dim, spec.head_dim_v))
-    if row is None or spec.dtype not in DTYPES:
+    """The backward kernels of a spec, or None where there are none."""
+    if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
         return None
+    has_elements = spec.has_softcap or spec.mask.has_dense or spec.bias_dtype is not None
+    row = _first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)
+    if row is None:
+        return None
+    mask = spec.mask
     return BackwardConfig(
         arch="sm_90a",
         dtype=spec.dtype,  # type: ignore[arg-type]
         head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v,
-        has_left=spec.mask.has_left,
-        has_right=spec.mask.has_right,
+        has_left=mask.has_left,
+        has_right=mask.has_right,
+        has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
+        has_q_lengths=mask.has_q_lengths,
+        has_kv_lengths=mask.has_kv_lengths,
+        has_segments=mask.has_segments,
+        has_mask=mask.has_dense,
+        has_softcap=spec.has_softcap,
+        bias=spec.bias_dtype,  # type: ignore[arg-type]
         **dataclasses.asdict(row),
     )
+
+
+def _first_that_fits(table: Mapping[tuple[int, int], R], spec: AttentionSpec) -> R | None:
+    return next((row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e), None)
 
 
 def all_configs() -> tuple[Config, ...]:

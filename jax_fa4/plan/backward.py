@@ -7,10 +7,11 @@ postprocess   dq_sum                                     -> dq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from jax_fa4.configs import BackwardConfig
-from jax_fa4.plan.bind import Buffers, Kernel, scalars_of
+from jax_fa4.configs import BackwardConfig, PointerParam
+from jax_fa4.plan.axes import Axes
+from jax_fa4.plan.bind import Buffers, Kernel
 from jax_fa4.plan.plan import Plan
 from jax_fa4.spec import Layout
 
@@ -22,7 +23,8 @@ SCRATCH = ("dq_sum", "lse_log2", "delta")
 def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
     """The call's operands in order; q, k and v are one if fused."""
     arrays = ("qkv",) if is_fused else ("q", "k", "v")
-    return (*arrays, "out", "lse", "dout", "dlse", *scalars_of(config))
+    pointers = (param.name for param in config.params if isinstance(param, PointerParam))
+    return (*arrays, "out", "lse", "dout", "dlse", *(name for name in pointers if name not in SCRATCH))
 
 
 def result_names(*, is_fused: bool = False) -> tuple[str, ...]:
@@ -30,9 +32,20 @@ def result_names(*, is_fused: bool = False) -> tuple[str, ...]:
     return (("dqkv",) if is_fused else ("dq", "dk", "dv")) + SCRATCH
 
 
-def backward(config: BackwardConfig, kernels: Sequence[Kernel], layout: Layout, *, is_fused: bool = False) -> Plan:
-    """The plan of a backward call whose arrays lie in memory as `layout` says; `kernels`: of `config.kernels`."""
-    buffers = Buffers(operand_names(config, is_fused=is_fused), result_names(is_fused=is_fused), config, layout)
+def backward(
+    config: BackwardConfig,
+    kernels: Sequence[Kernel],
+    layout: Layout,
+    dense: Mapping[str, Axes] | None = None,
+    *,
+    is_fused: bool = False,
+) -> Plan:
+    """The plan of a backward call; `kernels`: of `config.kernels`.
+
+    Queries, keys, values and their gradients lie in memory as `layout` says, mask and bias as `dense` does.
+    """
+    operands, results = operand_names(config, is_fused=is_fused), result_names(is_fused=is_fused)
+    buffers = Buffers(operands, results, config, layout, dense)
     return Plan(
         arch=config.arch,
         operands=buffers.operands,

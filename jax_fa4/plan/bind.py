@@ -15,6 +15,7 @@ from jax_fa4.plan.axes import (
     LSE,
     PER_SEQUENCE,
     Q_IDS,
+    QUERY_BLOCKS,
     QUERY_SUMS,
     ROW_STATISTICS,
     SCALAR,
@@ -44,6 +45,7 @@ ARRAYS = {
     "q_segment_ids": Q_IDS,
     "kv_segment_ids": KV_IDS,
     "key_blocks": KEY_BLOCKS,
+    "query_blocks": QUERY_BLOCKS,
     "lse_log2": ROW_STATISTICS,
     "delta": ROW_STATISTICS,
     "dq_sum": QUERY_SUMS,
@@ -116,8 +118,11 @@ class Buffers:
             "kv_heads": kv_heads,
             "batch": q.axes.batch(q.number),
             "head_dim": q.axes.size(q.number, "d"),
+            "kv_tiles": ceil_div(k.axes.size(k.number, "s"), config.tile_n),
             "range": 2,
         }
+        if isinstance(config, BackwardConfig):
+            self.extents["sum_columns"] = config.sum_columns
         for name in dense:
             self.extents |= _dense_extents(name, self.buffers[name])
 
@@ -150,6 +155,7 @@ class Buffers:
             "s": "S",
             "g": "G",
             "p": "P",
+            "w": getattr(self.config, "sum_columns", None),
             "m": None,
             "c": 2,
             "b": None,

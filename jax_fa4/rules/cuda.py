@@ -10,13 +10,15 @@ from jax.interpreters import mlir
 
 from jax_fa4 import cubins, export
 from jax_fa4.configs import Config, backward_config, forward_config
+from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, encode, encode_images, forward
 from jax_fa4.plan.axes import Axes
-from jax_fa4.plan.bind import Kernel, axes_of, scalars_of
+from jax_fa4.plan.bind import Kernel, axes_of
 from jax_fa4.rules import emulated
 from jax_fa4.rules.launch import Result, launch
 from jax_fa4.rules.logical import dense_operand, from_query_heads, logical, query_heads, undo_logical
 from jax_fa4.rules.pack import always_linear, unpack
+from jax_fa4.rules.scores import of_scale, of_sinks
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
@@ -132,12 +134,7 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     configs = [_present(forward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels([config]) for config in configs]
     x = unpack(fields, args)
-    dense = {
-        name: dense_operand(a, x, splits=target.splits)
-        for name in ("mask", "bias")
-        if (a := getattr(x, name)) is not None
-    }
-    dense_axes = {name: axes for name, (_, axes) in dense.items()}
+    dense, dense_axes = _dense(x, target)
     plans = [
         forward.forward(c, k.names[0], spec.layout, dense_axes, is_fused=spec.is_fused)
         for c, k in zip(configs, kernels, strict=True)
@@ -145,7 +142,7 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     operands = {
-        name: dense[name][0] if name in dense else logical(name, x, configs[0])
+        name: dense[name] if name in dense else logical(name, x, configs[0])
         for name in forward.operand_names(configs[0], is_fused=spec.is_fused)
     }
     results = {
@@ -159,35 +156,51 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
 def _backward(
     *args: jax.Array, fields: tuple[str, ...], wrt: tuple[str, ...], spec: AttentionSpec, target: Target
 ) -> list[jax.Array]:
-    """The gradients of q, k and v from the results of the call, the others of which are scratch."""
+    """The gradients by the operands `wrt` from the results of the call, some of which are scratch."""
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels(config.kernels) for config in configs]
+    x = unpack(fields, args)
+    dense, dense_axes = _dense(x, target)
     plans = [
-        backward.backward(c, k.names, spec.layout, is_fused=spec.is_fused)
+        backward.backward(c, k.names, spec.layout, dense_axes, is_fused=spec.is_fused)
         for c, k in zip(configs, kernels, strict=True)
     ]
-    x = unpack(fields, args)
-    batch, (t, d), kv_heads = x.q.shape[:-3], x.q.shape[-3::2], x.k.shape[-2]
+    batch, t, kv_heads = x.q.shape[:-3], x.q.shape[-3], x.k.shape[-2]
     padded = -(-t // configs[0].tile_m) * configs[0].tile_m
     out, lse, dout, dlse = args[len(fields) :]
     rows = (*batch, kv_heads, spec.group, t)
     arrays = always_linear(fields)
-    operands = {
-        **{name: logical(name, x, configs[0]) for name in arrays},
+    known = {
         "out": query_heads(out, spec.group),
         "lse": lse.reshape(rows),
         "dout": query_heads(dout, spec.group),
         "dlse": dlse.reshape(rows),
-        **{name: getattr(x, name) for name in scalars_of(configs[0])},
+    }
+    known |= dense
+    operands = {
+        name: known[name] if name in known else logical(name, x, configs[0])
+        for name in backward.operand_names(configs[0], is_fused=spec.is_fused)
     }
     results = {
         **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
-        "dq_sum": ((*rows, d), "float32"),
+        "dq_sum": ((*rows, configs[0].sum_columns), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
-    gradients = _call(operands, results, spec, kernels, plans, target)
-    return [undo_logical(name, a) for name, a in zip(arrays, gradients, strict=False)]
+    *made, dq_sum, _, delta = _call(operands, results, spec, kernels, plans, target, dense_axes)
+    gradients = {name: undo_logical(name, a) for name, a in zip(arrays, made, strict=True)}
+    if "softmax_scale" in wrt:
+        gradients["softmax_scale"] = of_scale(x, dq_sum)
+    if "sinks" in wrt:
+        gradients["sinks"] = of_sinks(x, known["lse"], delta[..., :t])
+    return [gradients[name] for name in wrt]
+
+
+def _dense(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
+    """A mask and a bias as the call takes them, and their axes."""
+    present = {name: a for name in ("mask", "bias") if (a := getattr(x, name)) is not None}
+    operands = {name: dense_operand(a, x, splits=target.splits) for name, a in present.items()}
+    return {name: a for name, (a, _) in operands.items()}, {name: axes for name, (_, axes) in operands.items()}
 
 
 def _present(config: _C | None) -> _C:

@@ -41,6 +41,11 @@ def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig) -> ja
             assert x.kv_segment_ids is not None, "ids come in pairs"
             blocks = key_blocks(x.q_segment_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
             return _for_kv_heads(blocks, x)
+        case "query_blocks":
+            assert x.q_segment_ids is not None, "the kernel was compiled with segments"
+            assert x.kv_segment_ids is not None, "ids come in pairs"
+            blocks = key_blocks(x.kv_segment_ids, x.q_segment_ids, tile_m=config.tile_n, tile_n=config.tile_m)
+            return _for_kv_heads(blocks, x)
         case _:
             return _for_kv_heads(getattr(x, name), x)
 

@@ -15,7 +15,8 @@ def key_blocks(q_ids: jax.Array, kv_ids: jax.Array, *, tile_m: int, tile_n: int)
     """First and one past the last block that a tile visits: [*B, ceil(T / tile_m), 2] for ids [*B, T] and [*B, S].
 
     A block of `tile_n` keys may hold a segment of the tile's where the ranges of their ids overlap. Every block that
-    does lies in between, whatever the order of the ids; with sorted ids no other does.
+    does lies in between, whatever the order of the ids; with sorted ids no other does. A backward asks for the blocks
+    of queries that see its tiles of keys, with the roles of the two exchanged.
     """
     (q_low, q_high), (kv_low, kv_high) = _ranges(q_ids, tile_m), _ranges(kv_ids, tile_n)
     meets = (q_low[..., :, None] <= kv_high[..., None, :]) & (kv_low[..., None, :] <= q_high[..., :, None])

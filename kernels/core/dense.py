@@ -11,9 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from . import ptx
 from .mask import Place
 
-__all__ = ["Dense", "Rows", "add", "hide_false", "rows_of"]
+__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "hide_false", "hide_unset", "rows_of"]
+
+WORD = 32  # bits
 
 
 class Dense(NamedTuple):
@@ -26,10 +29,11 @@ class Dense(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one thread's queries."""
+    """The rows of one thread's queries, or, where rows of scores are keys, the columns of its keys."""
 
-    pointers: tuple[cute.Pointer, ...]  # of key 0
-    last_key: Int32  # kv_len - 1
+    pointers: tuple[cute.Pointer, ...]  # of key 0, or query 0
+    last: Int32  # key, or query
+    step: Int64 | None = None  # elements from one to the next; None: 1
 
 
 def rows_of(array: Dense, place: Place, batch: Int32, q_head: Int32, q_len: Int32, kv_len: Int32) -> Rows:
@@ -39,6 +43,13 @@ def rows_of(array: Dense, place: Place, batch: Int32, q_head: Int32, q_len: Int3
     return Rows(pointers, kv_len - 1)
 
 
+def columns_of(array: Dense, place: Place, batch: Int32, q_head: Int32, q_len: Int32, kv_len: Int32) -> Rows:
+    """The columns of keys place.rows of one head; lengths are those of the array."""
+    head = array.pointer + (batch * array.batch_stride + q_head * array.head_stride)
+    pointers = tuple(head + cutlass.min(row, kv_len - 1) for row in place.rows)
+    return Rows(pointers, q_len - 1, array.row_stride)
+
+
 def hide_false(scores: cute.Tensor, rows: Rows, place: Place, n_block_start: Int32, *, ragged: bool) -> None:
     """Scores [rows, columns] of keys whose mask byte is 0 become -inf; `ragged`: the block may pass the last key."""
 
@@ -46,6 +57,30 @@ def hide_false(scores: cute.Tensor, rows: Rows, place: Place, n_block_start: Int
         return Float32(cutlass.select_(byte != 0, score, -Float32.inf))
 
     _combine(scores, rows, place, n_block_start, ragged, hide)
+
+
+def bits(rows: Rows, place: Place, n_block_start: Int32, *, ragged: bool) -> tuple[Int32, ...]:
+    """A bit for each of [rows, columns], set where the mask byte is not 0, to be looked at later by `hide_unset`.
+
+    Element (r, c) is bit i % 32 of word i // 32, i = 2 c + r.
+    """
+    words = [Int32(0)] * -(-2 * len(place.columns) // WORD)
+    for r in range(len(place.rows)):
+        for c, column in enumerate(place.columns):
+            word, bit = divmod(2 * c + r, WORD)
+            byte = _element(rows, r, n_block_start + place.first_column + column, ragged)
+            words[word] = words[word] | Int32(cutlass.select_(byte != 0, Int32(_signed(1 << bit)), Int32(0)))
+    return tuple(words)
+
+
+def hide_unset(scores: cute.Tensor, words: tuple[Int32, ...], first: int, *, hidden: float) -> None:
+    """Scores [rows, columns] whose bit is not set become `hidden`; column 0 is column `first` of the bits."""
+    rows, columns = scores.shape
+    for r in range(cute.size(rows)):
+        for c in range(cute.size(columns)):
+            word, bit = divmod(2 * (first + c) + r, WORD)
+            is_set = words[word] & Int32(_signed(1 << bit)) != 0
+            scores[r, c] = Float32(cutlass.select_(is_set, scores[r, c], Float32(hidden)))
 
 
 def add(scores: cute.Tensor, factor: Float32, rows: Rows, place: Place, n_block_start: Int32, *, ragged: bool) -> None:
@@ -66,10 +101,20 @@ def _combine(
     combine: Callable[[Float32, cutlass.Numeric], Float32],
 ) -> None:
     first = n_block_start + place.first_column
-    for r, pointer in enumerate(rows.pointers):
+    for r in range(len(rows.pointers)):
         for c, column in enumerate(place.columns):
-            key = first + column
-            if ragged:
-                key = cutlass.min(key, rows.last_key)
-            element = cute.make_tensor(pointer + key, cute.make_layout(1))[0]
-            scores[r, c] = combine(scores[r, c], element)
+            scores[r, c] = combine(scores[r, c], _element(rows, r, first + column, ragged))
+
+
+def _element(rows: Rows, row: int, index: Int32, ragged: bool) -> cutlass.Numeric:
+    """Of one row, at key (or query) `index`."""
+    if ragged:
+        index = cutlass.min(index, rows.last)
+    if rows.step is None:
+        return cute.make_tensor(rows.pointers[row] + index, cute.make_layout(1))[0]
+    return ptx.ld_global(rows.pointers[row], index, rows.step)
+
+
+def _signed(word: int) -> int:
+    """The same 32 bits as a signed number."""
+    return word - (1 << WORD) if word >> (WORD - 1) else word

@@ -52,8 +52,9 @@ def hide_other_segments(
     kv_len: Int32,
     *,
     ragged: bool,
+    hidden: float = -Float32.inf,
 ) -> None:
-    """Sets scores [rows, columns] of keys to -inf unless their segment id is that of the row.
+    """Sets scores [rows, columns] of keys to `hidden` unless their segment id is that of the row.
 
     `q_ids` are those of place.rows, `kv_ids` holds `kv_len`; `ragged`: the block may pass the last key.
     """
@@ -64,4 +65,4 @@ def hide_other_segments(
             key = cutlass.min(key, kv_len - 1)
         kv_id = cute.make_tensor(kv_ids + key, cute.make_layout(1))[0]
         for r, q_id in enumerate(q_ids):
-            scores[r, c] = Float32(cutlass.select_(kv_id == q_id, scores[r, c], -Float32.inf))
+            scores[r, c] = Float32(cutlass.select_(kv_id == q_id, scores[r, c], Float32(hidden)))

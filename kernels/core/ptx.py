@@ -1,10 +1,12 @@
 """Instructions for which the DSL's own form doesn't do, one a function."""
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Numeric
+from cutlass import BFloat16, Float32, Int16, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 
-__all__ = ["cvt_pair", "ld_shared_v2", "red_add_v4", "zero"]
+LOADS = {8: ("u8", "h", Int16), 16: ("b16", "h", Int16), 32: ("b32", "r", Int32)}  # form, register, its type
+
+__all__ = ["cvt_pair", "ld_global", "ld_shared_v2", "red_add_v4", "zero"]
 
 
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
@@ -23,6 +25,31 @@ def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     return Int32(packed)
+
+
+def ld_global(pointer: cute.Pointer, index: Int32, step: Int64) -> Numeric:
+    """ld.global: one element of 8, 16 or 32 bits, `index` steps of `step` elements behind `pointer`.
+
+    Volatile, and the address is made here: the compiler would else collect a whole row of elements long before their
+    use, or their addresses outside of loops, at one or two registers each.
+    """
+    form, register, kind = LOADS[pointer.dtype.width]
+    shift = (pointer.dtype.width // 8).bit_length() - 1
+    address = f"cvt.s64.s32 a, $2; mul.lo.s64 a, a, $3; shl.b64 a, a, {shift}; add.s64 a, a, $1;"
+    loaded = llvm.inline_asm(
+        kind.mlir_type,
+        [pointer.toint().ir_value(), index.ir_value(), step.ir_value()],
+        f"{{ .reg .b64 a; {address} ld.global.{form} $0, [a]; }}",
+        f"={register},l,r,l",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    dtype = pointer.dtype
+    bits = kind(loaded)
+    if dtype.width == 8:
+        return dtype(bits)
+    return dtype(llvm.bitcast(dtype.mlir_type, bits.ir_value()))
 
 
 def ld_shared_v2(pointer: cute.Pointer) -> tuple[Float32, Float32]:

@@ -41,6 +41,10 @@ class Sequence(NamedTuple):
             window_right = cutlass.min(window_right, kv_len - diagonal)
         return cls(q_len, kv_len, diagonal, window_left, window_right)
 
+    def transposed(self) -> "Sequence":
+        """The same pairs with the roles of queries and keys exchanged."""
+        return Sequence(self.kv_len, self.q_len, -self.diagonal, self.window_right, self.window_left)
+
     def right_end(self, row: Index) -> Index:
         """One past the last key visible to query `row`; not positive if there is none."""
         if self.window_right is None:

@@ -1,7 +1,7 @@
 """Hopper backward: a producer warp streams Q and dO past two consumer warpgroups that hold 64 keys each.
 
     load --k, v--> consume     gmem -TMA-> smem -wgmma-> registers: dK, dV -stmatrix-> smem -TMA-> gmem
-         --q-----> consume     smem: K, V tile_n x D | q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x D,
+         --q-----> consume     smem: K, V tile_n x D, E | q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x E,
          --dout-->                   delta) | ds_stages x dS tile_n x tile_m; dK and dV leave through K and V
 
     barrier      stages       arrives (count)        waits    true once it completes
@@ -14,6 +14,7 @@
     ds           named        both wgs (256)         both     all of dS(m) is in smem, and dQ(m-1) has been computed
     store        named        both wgs (256)         both     no wgmma reads K any more
     store[i]     named        wg i (128)             wg i     warpgroup i's part of dK and dV is in smem
+    clear        named        both wgs (256)         both     rows of K, or of Q and dO, beyond the sequence are 0
 
 All products of a tile of queries m are computed with keys as rows, so that P^T and dS^T, once rounded, are A operands
 where they lie:
@@ -27,18 +28,19 @@ keys of the tile, and adds it to float32 global memory. Query tiles are visited 
     wg issues   | dQ(m+1) dK(m+1) S(m) |           | dP(m) |         | dV(m) |          |
     wg computes |                      | add dQ(m+1)       | P(m)            | dS(m)    |   one wait before each
 
-`dq_sum` holds a row's columns permuted, see `reduce_queries`.
+`dq_sum` holds a row's columns permuted, see `reduce_queries`. Head dims are padded to D and E in shared memory: the
+copies fill in zeros there, and drop them from the results.
 
-Parameters in order, as `BackwardConfig.params` lists them (maps as in the forward):
+Parameters in order, as `BackwardConfig.params` lists them (maps as in the forward, with a swizzle of 128 bytes; v, dv
+and dout have head_dim_v columns):
 
     q, dout         map   (head_dim, q_len, q_heads, batch)      box (64, tile_m, 1, 1)
     k, v, dk, dv    map   (head_dim, kv_len, kv_heads, batch)    box (64, 64, 1, 1)
     lse_log2        float32*  [batch, q_heads, padded_q_len]     +inf in rows that see nothing and beyond q_len
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
-    dq_sum          float32*  [batch, q_heads, q_len, head_dim]  added to
-    softmax_scale   float32*  one element
-    window_left     int32*    one element, >= 0; only with has_left
-    window_right    int32*    one element, >= 0; only with has_right
+    dq_sum          float32*  [batch, q_heads, q_len, sum_columns]  added to
+    softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
+                    place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2]
     q_len kv_len q_heads kv_heads batch    int32 each
 
 Grid (ceil(kv_len / tile_n) * kv_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0 nothing is
@@ -47,7 +49,7 @@ copied through the maps of q and dout.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -55,9 +57,11 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
-from ..core import mask, ptx
+from ..core import dense, mask, ptx, softcap
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
+from ..core.dense import Dense
+from ..core.inputs import Inputs, key_blocks, read, sequence
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
@@ -97,24 +101,25 @@ class Rows(NamedTuple):
     dq_sum: cute.Pointer
 
 
-class Scalars(NamedTuple):
-    """Addresses of values that XLA computes on the device."""
+class Logits(NamedTuple):
+    """How scores become logits; None: compiled without."""
 
-    softmax_scale: cute.Pointer
-    window_left: cute.Pointer | None
-    window_right: cute.Pointer | None
+    softmax_scale: Float32  # of dK
+    capped: Float32 | None  # softcap: s becomes tanh(capped * s)
+    biased: Float32 | None  # bias: then biased * s + bias
+    scale_log2: Float32  # then exp2(scale_log2 * s - lse), of any sign
 
 
 class Smem(NamedTuple):
     """Tiles in shared memory."""
 
     k: cute.Tensor  # (64, D, warpgroups)
-    v: cute.Tensor  # (64, D, warpgroups)
+    v: cute.Tensor  # (64, E, warpgroups)
     k_slabs: cute.Tensor  # (64 columns, 64 keys, slabs * warpgroups), the bytes of k, slab fastest
     q: cute.Tensor  # (tile_m, D, q_stages)
     q_transposed: cute.Tensor  # (D, tile_m, q_stages), the same bytes
-    dout: cute.Tensor  # (tile_m, D, dout_stages)
-    dout_transposed: cute.Tensor  # (D, tile_m, dout_stages), the same bytes
+    dout: cute.Tensor  # (tile_m, E, dout_stages)
+    dout_transposed: cute.Tensor  # (E, tile_m, dout_stages), the same bytes
     ds: cute.Tensor  # (64 keys, tile_m, warpgroups * ds_stages), warpgroup fastest
     ds_slabs: cute.Tensor  # (64 queries, 64 keys, slabs * warpgroups * ds_stages), the same bytes, slab fastest
     lse_log2: cute.Tensor  # (tile_m, q_stages)
@@ -129,6 +134,7 @@ class Work(NamedTuple):
     seq: Sequence  # of the transposed problem, where a key sees queries
     visit: Visit
     group: Int32
+    logits: Logits
 
 
 class Producers(NamedTuple):
@@ -153,6 +159,15 @@ class Walk(NamedTuple):
     ds_stage: Int32  # where its dS lies
 
 
+class Features(NamedTuple):
+    """What a consumer thread knows of a call's extras; None: compiled without."""
+
+    kv_ids: tuple[Int32, ...] | None  # segment ids of its keys
+    q_ids: cute.Pointer | None  # of all queries
+    mask: Dense | None
+    bias: Dense | None
+
+
 class Fragments(NamedTuple):
     """What a consumer thread computes with."""
 
@@ -173,7 +188,7 @@ class Fragments(NamedTuple):
     weights: cute.Tensor  # A operand, 16 bit
     place: mask.Place
     is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
-    scale_log2: Float32  # softmax_scale * log2(e), of any sign
+    features: Features
 
 
 class BackwardSm90:
@@ -182,12 +197,16 @@ class BackwardSm90:
     def __init__(self, config: BackwardConfig) -> None:
         self.config = config
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
-        self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.head_dim // SLAB
+        self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.columns // SLAB
         # of the transposed problem: rows are keys, columns are queries
         self.bounds = Bounds(
-            tile_m=config.tile_n, tile_n=config.tile_m, has_left=config.has_right, has_right=config.has_left
+            tile_m=config.tile_n,
+            tile_n=config.tile_m,
+            has_left=config.has_right,
+            has_right=config.has_left,
+            has_padding=config.has_kv_lengths,
         )
-        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.head_dim
+        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
         self.scheduler = SingleTile(
             tile_m=config.tile_n,
             kv_bytes=bytes_a_query,
@@ -195,12 +214,12 @@ class BackwardSm90:
             first_is_longest=True,
         )
         warps = WARPGROUPS * WARPGROUP_WARPS
-        ring_bytes = config.q_bytes + config.row_bytes
+        q_bytes, dout_bytes = config.q_bytes + config.row_bytes, config.dout_bytes + config.row_bytes
         self.edges = (
             Edge(name="k", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
-            Edge(name="v", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
-            Edge(name="q", stages=config.q_stages, tx_bytes=ring_bytes, consumer_warps=warps),
-            Edge(name="dout", stages=config.dout_stages, tx_bytes=ring_bytes, consumer_warps=warps),
+            Edge(name="v", stages=1, tx_bytes=config.v_bytes, consumer_warps=warps),
+            Edge(name="q", stages=config.q_stages, tx_bytes=q_bytes, consumer_warps=warps),
+            Edge(name="dout", stages=config.dout_stages, tx_bytes=dout_bytes, consumer_warps=warps),
         )
 
     @cute.jit
@@ -213,24 +232,25 @@ class BackwardSm90:
         dk: cute.Tensor,
         dv: cute.Tensor,
         rows: Rows,
-        scalars: Scalars,
+        inputs: Inputs,
         grid: Grid,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
+
+        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
+            return cpasync.make_tiled_tma_atom(op, array, mma.k_major(self.dtype, rows, columns, 1), (rows, columns))[0]
+
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        queries = mma.k_major(self.dtype, config.tile_m, config.head_dim, config.q_stages)
-        keys = mma.k_major(self.dtype, WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
-        query_block, key_block = (config.tile_m, config.head_dim), (WARPGROUP_ROWS, config.head_dim)
         maps = Maps(
-            q=cpasync.make_tiled_tma_atom(load, q, queries, query_block)[0],
-            dout=cpasync.make_tiled_tma_atom(load, dout, queries, query_block)[0],
-            k=cpasync.make_tiled_tma_atom(load, k, keys, key_block)[0],
-            v=cpasync.make_tiled_tma_atom(load, v, keys, key_block)[0],
-            dk=cpasync.make_tiled_tma_atom(store, dk, keys, key_block)[0],
-            dv=cpasync.make_tiled_tma_atom(store, dv, keys, key_block)[0],
+            q=atom(load, q, config.tile_m, config.columns),
+            dout=atom(load, dout, config.tile_m, config.v_columns),
+            k=atom(load, k, WARPGROUP_ROWS, config.columns),
+            v=atom(load, v, WARPGROUP_ROWS, config.v_columns),
+            dk=atom(store, dk, WARPGROUP_ROWS, config.columns),
+            dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns),
         )
-        self.kernel(maps, rows, scalars, grid).launch(
+        self.kernel(maps, rows, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -238,21 +258,19 @@ class BackwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, rows: Rows, scalars: Scalars, grid: Grid) -> None:
+    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
                 cpasync.prefetch_descriptor(atom)
-        softmax_scale = _read(scalars.softmax_scale)
-        window_left = _read(scalars.window_left) if scalars.window_left is not None else None
-        window_right = _read(scalars.window_right) if scalars.window_right is not None else None
-
+        logits = self.logits(inputs)
         # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
         group = grid.q_heads // grid.kv_heads
         transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
         tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
-        seq = Sequence.bottom_right(grid.kv_len, grid.q_len, window_right, window_left)
-        work = Work(grid, tile, seq, self.bounds.visit(tile.m_block, seq), group)
+        seq = sequence(inputs, grid, tile).transposed()
+        visit = self.bounds.visit(tile.m_block, seq, key_blocks(inputs, transposed, tile, self.config.tile_n))
+        work = Work(grid, tile, seq, visit, group, logits)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
 
@@ -270,7 +288,18 @@ class BackwardSm90:
                 m_block=Int32(0),
                 ds_stage=Int32(0),
             )
-            self.consume(maps, rows, smem, walk, work, wg, softmax_scale)
+            self.consume(maps, rows, smem, walk, work, wg, inputs)
+
+    def logits(self, inputs: Inputs) -> Logits:
+        """Cap and scale of the call, as the steps from a score to a weight use them."""
+        softmax_scale = scale = read(inputs.softmax_scale)
+        capped = biased = None
+        if inputs.softcap is not None:
+            cap = read(inputs.softcap)
+            capped, scale = scale / cap, cap
+        if self.config.bias is not None:
+            biased, scale = scale, Float32(1.0)
+        return Logits(softmax_scale, capped, biased, scale * LOG2_E)
 
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
@@ -283,10 +312,10 @@ class BackwardSm90:
         def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
             return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
 
-        k = tiles(WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
-        v = tiles(WARPGROUP_ROWS, config.head_dim, WARPGROUPS)
-        q = tiles(config.tile_m, config.head_dim, config.q_stages)
-        dout = tiles(config.tile_m, config.head_dim, config.dout_stages)
+        k = tiles(WARPGROUP_ROWS, config.columns, WARPGROUPS)
+        v = tiles(WARPGROUP_ROWS, config.v_columns, WARPGROUPS)
+        q = tiles(config.tile_m, config.columns, config.q_stages)
+        dout = tiles(config.tile_m, config.v_columns, config.dout_stages)
         ds_tiles = WARPGROUPS * config.ds_stages
         ds = tiles(WARPGROUP_ROWS, config.tile_m, ds_tiles)
         return Smem(
@@ -294,9 +323,9 @@ class BackwardSm90:
             v=v,
             k_slabs=transposed(k, WARPGROUP_ROWS, SLAB, self.column_slabs * WARPGROUPS),
             q=q,
-            q_transposed=transposed(q, config.tile_m, config.head_dim, config.q_stages),
+            q_transposed=transposed(q, config.tile_m, config.columns, config.q_stages),
             dout=dout,
-            dout_transposed=transposed(dout, config.tile_m, config.head_dim, config.dout_stages),
+            dout_transposed=transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
             ds=ds,
             ds_slabs=transposed(ds, WARPGROUP_ROWS, SLAB, self.query_slabs * ds_tiles),
             lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
@@ -308,23 +337,25 @@ class BackwardSm90:
         """Waits: k.empty, v.empty, q.empty, dout.empty. Signals: the full ones (TMA counts the bytes)."""
         tile, visit = work.tile, work.visit
         if visit.num_n_blocks > 0:
-            self.load_keys(maps.k, smem.k, pipes.k, tile)
+            self.load_keys(maps.k, smem.k, pipes.k, tile, self.config.columns)
             for h in cutlass.range(work.group, unroll=1):
                 head = tile.q_head * work.group + h
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
                     if h + i == 0:
-                        self.load_keys(maps.v, smem.v, pipes.v, tile)
+                        self.load_keys(maps.v, smem.v, pipes.v, tile, self.config.v_columns)
                     # before the next Q, whose slot is free only once dO has been waited for
                     pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
-    def load_keys(self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, tile: Tile) -> None:
+    def load_keys(
+        self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, tile: Tile, columns: int
+    ) -> None:
         """K or V of the tile. The ring has one slot, which is free."""
         slot = pipe.acquire()
         for wg in range(WARPGROUPS):
             corner = Corner(tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
-            fetch(atom, (WARPGROUP_ROWS, self.config.head_dim), corner, target[None, None, wg], slot)
+            fetch(atom, (WARPGROUP_ROWS, columns), corner, target[None, None, wg], slot)
 
     @cute.jit
     def load_queries(
@@ -333,7 +364,7 @@ class BackwardSm90:
         """Waits: q.empty. Signals: q.full."""
         slot = pipes.q.acquire_and_advance()
         corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
-        fetch(maps.q, (self.config.tile_m, self.config.head_dim), corner, smem.q[None, None, slot.index], slot)
+        fetch(maps.q, (self.config.tile_m, self.config.columns), corner, smem.q[None, None, slot.index], slot)
         self.load_row(rows.lse_log2, smem.lse_log2[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
 
@@ -344,7 +375,7 @@ class BackwardSm90:
         """Waits: dout.empty. Signals: dout.full."""
         slot = pipes.dout.acquire_and_advance()
         corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
-        fetch(maps.dout, (self.config.tile_m, self.config.head_dim_v), corner, smem.dout[None, None, slot.index], slot)
+        fetch(maps.dout, (self.config.tile_m, self.config.v_columns), corner, smem.dout[None, None, slot.index], slot)
         self.load_row(rows.delta, smem.delta[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
 
@@ -368,12 +399,10 @@ class BackwardSm90:
             cute.copy(atom, row, target, mbar_ptr=barrier)
 
     @cute.jit
-    def consume(
-        self, maps: Maps, rows: Rows, smem: Smem, walk: Walk, work: Work, wg: Int32, softmax_scale: Float32
-    ) -> None:
-        """Waits: k.full, v.full, q.full, dout.full, ds, store. Signals: q.empty, dout.empty, ds, store."""
+    def consume(self, maps: Maps, rows: Rows, smem: Smem, walk: Walk, work: Work, wg: Int32, inputs: Inputs) -> None:
+        """Waits: all the full ones, ds, clear, store. Signals: q.empty, dout.empty, ds, clear, store."""
         first_row = work.tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS
-        fragments = self.fragments(smem, work, wg, first_row, softmax_scale * LOG2_E)
+        fragments = self.fragments(smem, work, wg, first_row, inputs)
         zero = ptx.zero()
         fragments.dk.fill(zero)
         fragments.dv.fill(zero)
@@ -381,51 +410,108 @@ class BackwardSm90:
         if visit.num_n_blocks > 0:
             walk.k.wait()
             walk.v.wait()
+            if cutlass.const_expr(self.config.has_kv_lengths):
+                self.clear_keys(smem, work)
             for _ in cutlass.range(work.group, unroll=1):
                 walk = self.first_step(fragments, smem, rows, walk, work, wg, visit.first)
                 for span in visit.spans:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         walk = self.step(fragments, smem, rows, walk, work, wg, span.first - i, span.right, span.left)
                 walk = self.last_step(fragments, rows, walk, work, wg)
-        self.finish(maps, smem, fragments, work, wg, first_row, softmax_scale)
+        self.finish(maps, smem, fragments, work, wg, first_row)
 
-    def fragments(self, smem: Smem, work: Work, wg: Int32, first_row: Int32, scale_log2: Float32) -> Fragments:
+    def fragments(self, smem: Smem, work: Work, wg: Int32, first_row: Int32, inputs: Inputs) -> Fragments:
         """Descriptors and registers of the calling thread; `first_row`: key of the warpgroup."""
         config = self.config
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         scores_mma = mma.scores_mma(self.dtype, config.tile_m)
-        values_mma = mma.values_mma(self.dtype, config.head_dim)
-        keys_mma = mma.keys_mma(self.dtype, config.head_dim)
+        values_mma = mma.values_mma(self.dtype, config.v_columns)
+        keys_mma = mma.keys_mma(self.dtype, config.columns)
         queries_mma = mma.queries_mma(self.dtype, SLAB)
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
-        by_scores, by_values, by_queries = scores_mma.get_slice(0), values_mma.get_slice(0), queries_mma.get_slice(0)
+        tiled = (scores_mma, values_mma, keys_mma, queries_mma)
+        by_scores, by_values, by_keys, by_queries = (each.get_slice(0) for each in tiled)
         scores_shape = scores_mma.partition_shape_C((WARPGROUP_ROWS, config.tile_m))
         weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_m))
-        keys_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.head_dim))
+        keys_shape = keys_mma.partition_shape_C((WARPGROUP_ROWS, config.columns))
+        values_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.v_columns))
         queries_shape = queries_mma.partition_shape_C((SLAB, SLAB))
         place = mma.place(first_row, thread, config.tile_m)
         return Fragments(
             k=scores_mma.make_fragment_A(by_scores.partition_A(smem.k))[None, None, None, wg],
             v=scores_mma.make_fragment_A(by_scores.partition_A(smem.v))[None, None, None, wg],
             q=scores_mma.make_fragment_B(by_scores.partition_B(smem.q)),
-            q_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.q_transposed)),
+            q_transposed=keys_mma.make_fragment_B(by_keys.partition_B(smem.q_transposed)),
             dout=scores_mma.make_fragment_B(by_scores.partition_B(smem.dout)),
             dout_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.dout_transposed)),
             k_slabs=queries_mma.make_fragment_B(by_queries.partition_B(smem.k_slabs)),
-            ds=keys_mma.make_fragment_A(keys_mma.get_slice(0).partition_A(smem.ds)),
+            ds=keys_mma.make_fragment_A(by_keys.partition_A(smem.ds)),
             ds_slabs=queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_slabs)),
             scores=cute.make_rmem_tensor(scores_shape, Float32),
             dweights=cute.make_rmem_tensor(scores_shape, Float32),
             dk=cute.make_rmem_tensor(keys_shape, Float32),
-            dv=cute.make_rmem_tensor(keys_shape, Float32),
+            dv=cute.make_rmem_tensor(values_shape, Float32),
             dq=cute.make_rmem_tensor(queries_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             place=place,
-            is_key=tuple(
-                Int32(cutlass.select_(row < work.grid.kv_len, Int32(ALL_BITS), Int32(0))) for row in place.rows
-            ),
-            scale_log2=scale_log2,
+            is_key=tuple(Int32(cutlass.select_(row < work.seq.q_len, Int32(ALL_BITS), Int32(0))) for row in place.rows),
+            features=self.features(inputs, work, place),
         )
+
+    def features(self, inputs: Inputs, work: Work, place: mask.Place) -> Features:
+        """What the calling thread needs of the call's extras."""
+        tile, grid = work.tile, work.grid
+        kv_ids = q_ids = None
+        if inputs.q_segment_ids is not None:
+            entry = Int64(tile.batch * grid.kv_heads + tile.q_head)
+            q_ids = inputs.q_segment_ids + entry * grid.q_len
+            ids = inputs.kv_segment_ids + entry * grid.kv_len
+            kv_ids = tuple(read(ids + cutlass.min(row, grid.kv_len - 1)) for row in place.rows)
+        return Features(
+            kv_ids=kv_ids,
+            q_ids=q_ids,
+            mask=_dense(inputs.mask, inputs.mask_strides),
+            bias=_dense(inputs.bias, inputs.bias_strides),
+        )
+
+    @cute.jit
+    def clear_keys(self, smem: Smem, work: Work) -> None:
+        """Zeroes rows of K beyond the sequence: their dS is 0, but 0 * NaN is NaN. Waits: clear. Signals: clear.
+
+        What V holds there reaches its own rows of dV alone, and what lies beyond the array was filled in as zeros.
+        """
+        config, seq = self.config, work.seq
+        seen = seq.q_len - work.tile.m_block * config.tile_n
+        if seen < config.tile_n and seq.q_len < work.grid.kv_len:
+            for wg in cutlass.range_constexpr(WARPGROUPS):
+                first = cutlass.max(seen - wg * WARPGROUP_ROWS, 0)
+                self.clear_rows(smem.k[None, None, wg], first, WARPGROUP_ROWS, config.columns)
+            self.cleared()
+
+    @cute.jit
+    def clear_queries(self, smem: Smem, walk: Walk, work: Work, m_block: Int32) -> None:
+        """Zeroes rows of Q and dO beyond the sequence, as of K. Waits: dout.full, clear. Signals: clear."""
+        config, seq = self.config, work.seq
+        seen = seq.kv_len - m_block * config.tile_m
+        if seen < config.tile_m and seq.kv_len < work.grid.q_len:
+            walk.dout.wait()  # dO(m) has landed, as Q(m) has
+            q, dout = walk.q_read.current_handle().index, walk.dout.current_handle().index
+            self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
+            self.clear_rows(smem.dout[None, None, dout], seen, config.tile_m, config.v_columns)
+            self.cleared()
+
+    @cute.jit
+    def clear_rows(self, tile: cute.Tensor, first: Int32, rows: int, columns: int) -> None:
+        """Zeroes rows [first, rows) of a tile; all consumer threads take part."""
+        words, row_words = cute.recast_tensor(tile, Int32), columns * self.config.element_bytes // 4
+        thread = cute.arch.thread_idx()[0] - WARPGROUP
+        for word in cutlass.range(thread, (rows - first) * row_words, WARPGROUPS * WARPGROUP, unroll=1):
+            words[first + word // row_words, word % row_words] = Int32(0)
+
+    def cleared(self) -> None:
+        """Waits until all consumer threads have cleared their part. Waits: clear. Signals: clear."""
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=WARPGROUPS * WARPGROUP)
 
     @cute.jit
     def first_step(
@@ -433,10 +519,13 @@ class BackwardSm90:
     ) -> Walk:
         """S, P and dS of a head's first tile of queries; that tile may be cut by any edge of the mask."""
         slot = walk.q.wait_and_advance()  # Q(m) has landed
+        if cutlass.const_expr(self.config.has_q_lengths):
+            self.clear_queries(smem, walk, work, m_block)
         warpgroup.fence()
         self.issue_scores(fragments, slot.index)
         walk = walk._replace(m_block=m_block)
-        return self.weigh(fragments, smem, walk, work, wg, right=self.config.has_left, left=self.config.has_right)
+        edges = {"right": self.config.has_left, "left": self.config.has_right}
+        return self.weigh(fragments, smem, walk, work, wg, **edges, first=True)
 
     @cute.jit
     def step(
@@ -465,7 +554,7 @@ class BackwardSm90:
         warpgroup.wait_group(2)  # dQ(m+1) is complete; dK(m+1) and S(m) may still run
         self.reduce_queries(fragments, rows, walk, work, wg)
         walk = walk._replace(m_block=m_block, ds_stage=walk.ds_stage ^ 1)
-        return self.weigh(fragments, smem, walk, work, wg, right=right, left=left, release=True)
+        return self.weigh(fragments, smem, walk, work, wg, right=right, left=left, first=False)
 
     @cute.jit
     def last_step(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> Walk:
@@ -494,29 +583,25 @@ class BackwardSm90:
         wg: Int32,
         right: cutlass.Constexpr,
         left: cutlass.Constexpr,
-        release: cutlass.Constexpr = False,
+        first: cutlass.Constexpr,
     ) -> Walk:
-        """P(m), dP(m) and dS(m), and dV += P dO; dS(m) is in smem at the end. `release`: the tile before was of q."""
+        """P(m), dP(m) and dS(m), and dV += P dO; dS(m) is in smem at the end. `first`: of a head's tiles."""
+        seen = self.seen(fragments, walk, work, first)
         walk.dout.wait()  # dO(m) has landed
         dout_index = walk.dout.current_handle().index
         warpgroup.fence()
         self.issue_dweights(fragments, dout_index)
         warpgroup.wait_group(1)  # dK(m+1) is complete and S(m) in registers; dP(m) may still run
-        if cutlass.const_expr(release):
-            walk.q_read.release()
+        if cutlass.const_expr(not first):
+            walk.q_read.release()  # the tile before was of the same head
             walk.q_read.advance()
         scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
-        q_index = walk.q_read.current_handle().index
-        for block in cutlass.range_constexpr(self.config.tile_m // 8):
-            lse = self.of_queries(smem.lse_log2[None, q_index], block, fragments.place)
-            for pair in cutlass.range_constexpr(2):
-                c = 2 * block + pair
-                for r in cutlass.range_constexpr(2):
-                    power = cute.math.fma(scores[r, c], fragments.scale_log2, -lse[pair])
-                    scores[r, c] = cute.math.exp2(power, fastmath=True)
-        if cutlass.const_expr(right or left):
-            start = walk.m_block * self.config.tile_m
-            mask.hide(scores, fragments.place, start, work.seq, right=right, left=left, hidden=0.0)
+        capped, blocks = work.logits.capped, self.config.tile_m // 8
+        edges, late = {"right": right, "left": left, "ragged": first, "seen": seen}, self.config.weights_late
+        if cutlass.const_expr(capped is not None):
+            softcap.cap(scores, capped)  # tanh: the cap's slope is 1 - tanh^2
+        if cutlass.const_expr(not late):
+            self.exponentiate(scores, range(blocks), fragments, smem, walk, work, **edges)
         if cutlass.const_expr(self.config.values_early):
             self.pack(fragments.scores, fragments.weights)
             warpgroup.fence()
@@ -526,17 +611,80 @@ class BackwardSm90:
         warpgroup.wait_group(1 if self.config.values_early else 0)
         dscores = cute.make_rmem_tensor_like(fragments.dweights, self.dtype)
         rounded = cute.recast_tensor(cute.coalesce(dscores), Int32)
-        for block in cutlass.range_constexpr(self.config.tile_m // 8):
+        for block in cutlass.range_constexpr(blocks):
+            weights = _columns(scores, block)
+            if cutlass.const_expr(late):
+                self.exponentiate(weights, range(block, block + 1), fragments, smem, walk, work, **edges)
             delta = self.of_queries(smem.delta[None, dout_index], block, fragments.place)
             for r in cutlass.range_constexpr(2):
-                ds = [scores[r, c] * (dweights[r, c] - delta[c % 2]) for c in (2 * block, 2 * block + 1)]
-                pair = ptx.cvt_pair(self.dtype, *ds)
+                ds = []
+                for pair in cutlass.range_constexpr(2):
+                    c = 2 * block + pair
+                    dscore = weights[r, pair] * (dweights[r, c] - delta[pair])
+                    if cutlass.const_expr(capped is not None):
+                        dscore = dscore * cute.math.fma(-scores[r, c], scores[r, c], Float32(1.0))
+                        scores[r, c] = weights[r, pair]
+                    ds.append(dscore)
                 # beyond kv_len P = exp2(-lse) may be inf, and dQ sums over keys
-                rounded[2 * block + r] = pair & fragments.is_key[r]
+                rounded[2 * block + r] = ptx.cvt_pair(self.dtype, *ds) & fragments.is_key[r]
         if cutlass.const_expr(not self.config.values_early):
             self.pack(fragments.scores, fragments.weights)
         self.store_dscores(dscores, smem, walk, wg)
         return walk
+
+    def exponentiate(
+        self,
+        scores: cute.Tensor,
+        blocks: range,
+        fragments: Fragments,
+        smem: Smem,
+        walk: Walk,
+        work: Work,
+        *,
+        right: bool,
+        left: bool,
+        ragged: bool,
+        seen: tuple[Int32, ...] | None,
+    ) -> None:
+        """Scores [2 keys, queries in `blocks` of eight] of the tile in work become weights in place, 0 where hidden.
+
+        `ragged`: the tile may reach beyond the last query.
+        """
+        features, grid = fragments.features, work.grid
+        place = fragments.place._replace(columns=fragments.place.columns[2 * blocks.start : 2 * blocks.stop])
+        start = walk.m_block * self.config.tile_m
+        if features.bias is not None:
+            bias = self.columns_of(features.bias, place, walk, work)
+            dense.add(scores, work.logits.biased, bias, place, start, ragged=ragged)
+        lse_log2 = smem.lse_log2[None, walk.q_read.current_handle().index]
+        for i, block in enumerate(blocks):
+            lse = self.of_queries(lse_log2, block, fragments.place)
+            for pair in range(2):
+                c = 2 * i + pair
+                for r in range(2):
+                    power = cute.math.fma(scores[r, c], work.logits.scale_log2, -lse[pair])
+                    scores[r, c] = cute.math.exp2(power, fastmath=True)
+        if right or left:
+            mask.hide(scores, place, start, work.seq, right=right, left=left, hidden=0.0)
+        if features.kv_ids is not None:
+            ids = (features.kv_ids, features.q_ids)
+            mask.hide_other_segments(scores, place, start, *ids, grid.q_len, ragged=ragged, hidden=0.0)
+        if seen is not None:
+            dense.hide_unset(scores, seen, 2 * blocks.start, hidden=0.0)
+
+    def seen(self, fragments: Fragments, walk: Walk, work: Work, ragged: bool) -> tuple[Int32, ...] | None:
+        """What a mask array lets be seen of the tile in work, read while S runs; None without one."""
+        array, place = fragments.features.mask, fragments.place
+        if array is None:
+            return None
+        columns = self.columns_of(array, place, walk, work)
+        return dense.bits(columns, place, walk.m_block * self.config.tile_m, ragged=ragged)
+
+    def columns_of(self, array: Dense, place: mask.Place, walk: Walk, work: Work) -> dense.Rows:
+        """What an array has for the thread's keys, in the head in work."""
+        tile, grid = work.tile, work.grid
+        head = walk.head - tile.batch * grid.q_heads
+        return dense.columns_of(array, place, tile.batch, head, grid.q_len, grid.kv_len)
 
     def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
         """Starts S^T = K Q^T."""
@@ -552,13 +700,13 @@ class BackwardSm90:
 
     def issue_values(self, fragments: Fragments, stage: Int32) -> None:
         """Starts dV += P^T dO."""
-        values_mma = mma.values_mma(self.dtype, self.config.head_dim)
+        values_mma = mma.values_mma(self.dtype, self.config.v_columns)
         dout = fragments.dout_transposed[None, None, None, stage]
         mma.batch(values_mma, fragments.dv, fragments.weights, dout, accumulate=True)
 
     def issue_keys(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
         """Starts dK += dS^T Q of the tile in work."""
-        keys_mma = mma.keys_mma(self.dtype, self.config.head_dim)
+        keys_mma = mma.keys_mma(self.dtype, self.config.columns)
         ds = fragments.ds[None, None, None, walk.ds_stage * WARPGROUPS + wg]
         q = fragments.q_transposed[None, None, None, walk.q_read.current_handle().index]
         mma.batch(keys_mma, fragments.dk, ds, q, accumulate=True)
@@ -621,11 +769,19 @@ class BackwardSm90:
         dq = mma.rows_and_columns(fragments.dq)
         head_row = Int64(walk.head) * work.grid.q_len
         for r, row in enumerate(place.rows):
-            offset = (head_row + row) * self.config.head_dim + (column_slab * SLAB + 2 * place.first_column)
+            offset = (head_row + row) * self.config.sum_columns + (column_slab * SLAB + 2 * place.first_column)
             present = Int32(cutlass.select_(row < work.grid.q_len, Int32(1), Int32(0)))
             for j in range(SLAB // 16):
                 values = tuple(dq[r, 4 * j + c] for c in range(4))
-                ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, present)
+                ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, self.within(column_slab, 16 * j, present))
+
+    def within(self, column_slab: Int32 | int, column: int, present: Int32) -> Int32:
+        """`present`, but 0 for a slab's column that is padding."""
+        if SLAB * (self.column_slabs - 1) + column < self.config.sum_columns:
+            return present  # no padding in any slab
+        if isinstance(column_slab, int):
+            return Int32(0)
+        return Int32(cutlass.select_(column_slab * SLAB + column < self.config.sum_columns, present, Int32(0)))
 
     @cute.jit
     def finish(
@@ -636,32 +792,42 @@ class BackwardSm90:
         work: Work,
         wg: Int32,
         first_row: Int32,
-        softmax_scale: Float32,
     ) -> None:
-        """Scales dK and stores dK and dV; keys past kv_len are not written. Waits: store. Signals: store."""
-        mma.scale_rows(fragments.dk, [softmax_scale, softmax_scale])
+        """Scales dK and stores dK and dV; keys past the array are not written. Waits: store. Signals: store."""
+        mma.scale_rows(fragments.dk, [work.logits.softmax_scale] * 2)
+        if self.config.has_kv_lengths:
+            present = [row < work.seq.q_len for row in fragments.place.rows]
+            mma.keep_rows(fragments.dk, present)
+            mma.keep_rows(fragments.dv, present)
         # no wait before overwriting V: only this warpgroup's wgmma read its rows, and all have retired
-        self.round_to_smem(fragments.dv, smem.v[None, None, wg])
+        self.round_to_smem(fragments.dv, smem.v[None, None, wg], self.config.v_columns)
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)  # K is read no more
-        self.round_to_smem(fragments.dk, smem.k[None, None, wg])
+        self.round_to_smem(fragments.dk, smem.k[None, None, wg], self.config.columns)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
         if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
-            block = (WARPGROUP_ROWS, self.config.head_dim)
-            corner = Corner(first_row, work.tile.q_head, work.tile.batch)
-            for atom, tiles in ((maps.dv, smem.v), (maps.dk, smem.k)):
-                source, destination = partition(atom, block, corner, tiles[None, None, wg])
+            corner, config = Corner(first_row, work.tile.q_head, work.tile.batch), self.config
+            for atom, tiles, columns in ((maps.dv, smem.v, config.v_columns), (maps.dk, smem.k, config.columns)):
+                source, destination = partition(atom, (WARPGROUP_ROWS, columns), corner, tiles[None, None, wg])
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
 
-    def round_to_smem(self, acc: cute.Tensor, target: cute.Tensor) -> None:
+    def round_to_smem(self, acc: cute.Tensor, target: cute.Tensor, columns: int) -> None:
         """dK or dV of the warpgroup to its rows of smem, in 16 bit."""
         rounded = cute.make_rmem_tensor_like(acc, self.dtype)
         rounded.store(acc.load().to(self.dtype))
-        self.copy_to_smem(mma.values_mma(self.dtype, self.config.head_dim), rounded, target)
+        self.copy_to_smem(mma.values_mma(self.dtype, columns), rounded, target)
 
 
-def _read(pointer: cute.Pointer) -> Float32 | Int32:
-    """The one element at `pointer`."""
-    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+def _dense(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> Dense | None:
+    return None if pointer is None or steps is None else Dense(pointer, *steps)
+
+
+def _columns(scores: cute.Tensor, block: int) -> cute.Tensor:
+    """A copy of [2 keys, 2 queries], a block of eight queries of a thread's scores."""
+    part = cute.make_rmem_tensor((2, 2), Float32)
+    for r in range(2):
+        for c in range(2):
+            part[r, c] = scores[r, 2 * block + c]
+    return part

@@ -6,7 +6,7 @@
 A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConfig.params` lists them:
 
     dq             map       (head_dim, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
-    dq_sum         float32*  [batch, q_heads, q_len, head_dim]
+    dq_sum         float32*  [batch, q_heads, q_len, sum_columns]
     softmax_scale  float32*  one element
     q_len q_heads  int32 each
 
@@ -46,9 +46,9 @@ class PostprocessSm90:
     ) -> None:
         """`dq` is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim, 1)
+        layout = mma.k_major(self.dtype, config.tile_m, config.columns, 1)
         store = cpasync.CopyBulkTensorTileS2GOp()
-        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, config.head_dim))
+        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, config.columns))
         self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
@@ -59,24 +59,25 @@ class PostprocessSm90:
     ) -> None:
         config = self.config
         smem = cutlass.memory.SmemAllocator()
-        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim, 1)
+        layout = mma.k_major(self.dtype, config.tile_m, config.columns, 1)
         tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         scale = cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
         m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
         head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
         m_block = cute.arch.block_idx()[0] - head * m_blocks
 
-        first = (Int64(head) * q_len + m_block * config.tile_m) * config.head_dim
+        first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
         rows = q_len - m_block * config.tile_m
         thread = cute.arch.thread_idx()[0]
-        for i in cutlass.range_constexpr(config.tile_m * config.head_dim // VECTOR // config.threads):
+        for i in cutlass.range_constexpr(config.tile_m * config.columns // VECTOR // config.threads):
             offset = (i * config.threads + thread) * VECTOR
-            row, place = offset // config.head_dim, offset % config.head_dim
+            row, place = offset // config.columns, offset % config.columns
             column = place // 16 * 16 + place % 16 // 2
             values = cute.make_rmem_tensor(VECTOR, Float32)
             values.fill(0.0)
-            if row < rows:
-                source = cute.make_tensor((dq_sum + (first + offset)).align(16), cute.make_layout(VECTOR))
+            if row < rows and place < config.sum_columns:
+                element = first + (row * config.sum_columns + place)
+                source = cute.make_tensor((dq_sum + element).align(16), cute.make_layout(VECTOR))
                 values.store(source.load())
             rounded = cute.make_rmem_tensor((2, 2), self.dtype)
             rounded.store((values.load() * scale).to(self.dtype).reshape((2, 2)))
@@ -89,7 +90,7 @@ class PostprocessSm90:
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             batch = head // q_heads
             corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
-            block = (config.tile_m, config.head_dim)
+            block = (config.tile_m, config.columns)
             source, destination = partition(dq_map, block, corner, tile[None, None, 0])
             cute.copy(dq_map, source, destination)
             cute.arch.cp_async_bulk_commit_group()

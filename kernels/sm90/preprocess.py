@@ -10,7 +10,7 @@ them:
     out, dout   map   (head_dim_v, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
     lse, dlse   float32*  [batch, q_heads, q_len]
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
-    dq_sum      float32*  [batch, q_heads, q_len, head_dim]
+    dq_sum      float32*  [batch, q_heads, q_len, sum_columns]
     q_len q_heads     int32 each
 
 Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1).
@@ -56,15 +56,15 @@ class PreprocessSm90:
         self.config = config
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
         warps = config.threads // 32
-        self.edges = (Edge(name="rows", stages=1, tx_bytes=2 * config.q_bytes, consumer_warps=warps),)
+        self.edges = (Edge(name="rows", stages=1, tx_bytes=2 * config.dout_bytes, consumer_warps=warps),)
 
     @cute.jit
     def launch(self, out: cute.Tensor, dout: cute.Tensor, arrays: Arrays, q_len: Int32, q_heads: Int32) -> None:
         """`out` and `dout` are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         load = cpasync.CopyBulkTensorTileG2SOp()
-        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim_v, 1)
-        block = (config.tile_m, config.head_dim_v)
+        layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
+        block = (config.tile_m, config.v_columns)
         out_map, _ = cpasync.make_tiled_tma_atom(load, out, layout, block)
         dout_map, _ = cpasync.make_tiled_tma_atom(load, dout, layout, block)
         self.kernel(out_map, dout_map, arrays, q_len, q_heads).launch(
@@ -77,7 +77,7 @@ class PreprocessSm90:
     ) -> None:
         config = self.config
         smem = cutlass.memory.SmemAllocator()
-        layout = mma.k_major(self.dtype, config.tile_m, config.head_dim_v, 1)
+        layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
         out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         dout = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         producer, consumer = make_pipelines(self.edges)["rows"]
@@ -89,7 +89,7 @@ class PreprocessSm90:
             slot = producer.acquire()
             corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
             for atom, target in ((out_map, out), (dout_map, dout)):
-                fetch(atom, (config.tile_m, config.head_dim_v), corner, target[None, None, 0], slot)
+                fetch(atom, (config.tile_m, config.v_columns), corner, target[None, None, 0], slot)
         self.clear(arrays.dq_sum, head, m_block, q_len)
 
         thread = cute.arch.thread_idx()[0]
@@ -123,11 +123,11 @@ class PreprocessSm90:
     def clear(self, dq_sum: cute.Pointer, head: Int32, m_block: Int32, q_len: Int32) -> None:
         """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
         config = self.config
-        first = (Int64(head) * q_len + m_block * config.tile_m) * config.head_dim
-        count = cutlass.min(q_len - m_block * config.tile_m, config.tile_m) * config.head_dim
+        first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
+        count = cutlass.min(q_len - m_block * config.tile_m, config.tile_m) * config.sum_columns
         zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
         zeros.fill(0.0)
-        for i in cutlass.range_constexpr(config.head_dim // FLOAT_VECTOR):
+        for i in cutlass.range_constexpr(config.sum_columns // FLOAT_VECTOR):
             offset = (i * config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
             if offset < count:
                 _vector(dq_sum, first + offset, FLOAT_VECTOR).store(zeros.load())

@@ -12,12 +12,15 @@ from jax_fa4.configs import BackwardConfig, Config
 from jax_fa4.emulator.launch import Launch, Options
 from jax_fa4.emulator.run import Result, run
 
-from .forward import parameters
+from .forward import dense_strides, parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """Operands [batch, length, heads, head_dim] as 16-bit patterns, statistics [batch, heads, q_len], scalars."""
+    """Operands [batch, length, heads, head_dim] as 16-bit patterns, statistics [batch, heads, q_len], scalars.
+
+    `extras` holds what else the kernels read, by name, as the forward's does.
+    """
 
     q: np.ndarray
     k: np.ndarray
@@ -29,22 +32,25 @@ class Call:
     softmax_scale: float
     window_left: int = 0
     window_right: int = 0
+    extras: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def backward(
     ptx_of: Callable[[Config], str], config: BackwardConfig, call: Call, options: Options | None = None
 ) -> tuple[dict[str, np.ndarray], list[Result]]:
     """dq, dk and dv (16-bit patterns, by name; poisoned with NaN before), and the results of the runs."""
-    batch, q_len, q_heads, head_dim = call.q.shape
+    batch, q_len, q_heads, _ = call.q.shape
     kv_len, kv_heads = call.k.shape[1:3]
     padded = -(-q_len // config.tile_m) * config.tile_m
     arrays: dict[str, Any] = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+    arrays |= call.extras
     arrays |= {name: np.array([arrays[name]], np.int32) for name in ("window_left", "window_right")}
     arrays["softmax_scale"] = np.array([call.softmax_scale], np.float32)
     arrays |= {f"d{name}": np.full(arrays[name].shape, 0xFFFF, np.uint16) for name in ("q", "k", "v")}
     arrays |= {name: np.full((batch, q_heads, padded), np.nan, np.float32) for name in ("lse_log2", "delta")}
-    arrays["dq_sum"] = np.full((batch, q_heads, q_len, head_dim), np.nan, np.float32)
+    arrays["dq_sum"] = np.full((batch, q_heads, q_len, config.sum_columns), np.nan, np.float32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch, "kv_len": kv_len, "kv_heads": kv_heads}
+    sizes |= dense_strides(call.extras)
 
     results = []
     for kernel in config.kernels:

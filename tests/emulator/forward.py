@@ -43,16 +43,23 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
     arrays["window_right"] = np.array([call.window_right], np.int32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch}
     sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
-    for name in ("mask", "bias"):
-        if name in call.extras:
-            shape = call.extras[name].shape
-            for axis, size in enumerate(shape[:3]):
-                stride = int(np.prod(shape[axis + 1 :])) if size > 1 else 0
-                sizes[f"{name}_{('batch', 'head', 'row')[axis]}_stride"] = stride
+    sizes |= dense_strides(call.extras)
     params = parameters(config, arrays, sizes)
     tiles = -(-q_len // config.tile_m) * q_heads * batch
     shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
     return shape, out, lse
+
+
+def dense_strides(extras: dict[str, np.ndarray]) -> dict[str, int]:
+    """Strides of a mask and a bias in elements, 0 along axes that have one element for all."""
+    strides = {}
+    for name in ("mask", "bias"):
+        if name in extras:
+            shape = extras[name].shape
+            for axis, size in enumerate(shape[:3]):
+                stride = int(np.prod(shape[axis + 1 :])) if size > 1 else 0
+                strides[f"{name}_{('batch', 'head', 'row')[axis]}_stride"] = stride
+    return strides
 
 
 def parameters(config, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> tuple[Parameter, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_fa4 import cubins, testing
-from jax_fa4.configs import Config, KernelConfig, forward_config
+from jax_fa4.configs import BackwardConfig, Config, KernelConfig, forward_config
 from jax_fa4.emulator.launch import Options
 from jax_fa4.rules.segments import key_blocks
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -90,8 +90,8 @@ def config_of(cell: Cell, x) -> KernelConfig:
     return config
 
 
-def extras_of(cell: Cell, x, config: KernelConfig) -> dict[str, np.ndarray]:
-    """The arrays that the kernel reads beside q, k and v, with kv heads behind the batch."""
+def extras_of(cell: Cell, x, config: KernelConfig | BackwardConfig) -> dict[str, np.ndarray]:
+    """The arrays that a kernel may read beside q, k and v, with kv heads behind the batch."""
     (batch,), kv_heads = cell.batch, cell.kv_heads
     extras = {}
     for name in ("q_offset", "q_lengths", "kv_lengths", "q_segment_ids", "kv_segment_ids"):
@@ -100,7 +100,9 @@ def extras_of(cell: Cell, x, config: KernelConfig) -> dict[str, np.ndarray]:
             extras[name] = np.ascontiguousarray(np.broadcast_to(value, (batch, kv_heads, *value.shape[2:])))
     if "q_segment_ids" in x:
         ids = extras["q_segment_ids"], extras["kv_segment_ids"]
-        extras["key_blocks"] = np.asarray(key_blocks(*ids, tile_m=config.tile_m, tile_n=config.tile_n))
+        m, n = config.tile_m, config.tile_n
+        extras["key_blocks"] = np.asarray(key_blocks(*ids, tile_m=m, tile_n=n))
+        extras["query_blocks"] = np.asarray(key_blocks(*reversed(ids), tile_m=n, tile_n=m))
     if "sinks" in x:
         extras["sinks"] = np.ascontiguousarray(np.broadcast_to(x["sinks"], (batch, cell.heads)))
     if "softcap" in x:

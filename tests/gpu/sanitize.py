@@ -67,5 +67,11 @@ for head_dim, causal, (q, k) in itertools.product((64, 128), (False, True), LENG
     forward(cell)
     backward(cell)
 for feature in FEATURES:
-    forward(Cell(**{**SMALL, "batch": (2,), "q": 129, "k": 191, "head_dim": 128, **feature}))
+    cell = Cell(**{**SMALL, "batch": (2,), "q": 129, "k": 191, "head_dim": 128, **feature})
+    forward(cell)
+    backward(cell)
+for head_dim, head_dim_v in ((8, 8), (72, 104)):
+    cell = Cell(**SMALL, q=129, k=191, head_dim=head_dim, head_dim_v=head_dim_v)
+    forward(cell)
+    backward(cell)
 print("done")  # noqa: T201

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from jax_fa4.configs import KernelConfig, forward_config, sm90
+from jax_fa4.configs import KernelConfig, backward_config, forward_config, sm90
 from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -87,6 +87,39 @@ def test_the_widest_swizzle_that_divides_a_padded_row_is_taken(head_dim, width):
 
 def test_an_offset_without_an_edge_to_move_selects_nothing():
     assert forward_config(spec(mask=MaskSpec(has_q_offset=True)), "sm_90a") == forward_config(spec(), "sm_90a")
+
+
+@pytest.mark.parametrize("extra", [{}, {"bias_dtype": "float32", "has_softcap": True}], ids=["plain", "scores"])
+def test_every_pair_of_head_dims_up_to_128_has_backward_kernels(extra):
+    dims = range(8, 129, 8)
+    for d, e in itertools.product(dims, dims):
+        config = backward_config(spec(d, e, **extra), "sm_90a")
+        assert config.columns >= d
+        assert config.v_columns >= e
+        assert config.smem_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tile_m": 96}, "tile_m must be 64 or 128, got 96"),
+        ({"tile_m": 128}, "tile_m=128 has room for head_dim 64, got 128"),
+        ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 128, got 100"),
+        ({"q_stages": 4, "dout_stages": 5}, "q_stages=4, dout_stages=5 need 248240 bytes of smem, 232448 exist"),
+    ],
+    ids=["tile", "room", "dim", "smem"],
+)
+def test_a_bad_backward_is_refused_with_its_numbers(change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        dataclasses.replace(backward_config(spec(), "sm_90a"), **change)
+
+
+def test_a_backward_asks_for_what_its_call_has_but_not_for_sinks():
+    mask = MaskSpec(has_left=True, has_q_lengths=True, has_segments=True)
+    config = backward_config(spec(mask=mask, has_sinks=True, has_softcap=True), "sm_90a")
+    names = [param.name for param in config.params][9:-5]
+    segments = ["q_segment_ids", "kv_segment_ids", "query_blocks"]
+    assert names == ["softmax_scale", "window_left", "softcap", "q_lengths", *segments]
 
 
 def test_another_architecture_has_no_config():

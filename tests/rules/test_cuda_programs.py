@@ -189,17 +189,17 @@ def test_gradients_of_sharded_batch_and_heads_need_no_communication():
     ("options", "by", "reason"),
     [
         ({"deterministic": True}, "q", "gradient kernel for deterministic=True"),
-        ({}, "softmax_scale", "kernel for the gradient of softmax_scale"),
+        ({}, "softcap", "kernel for the gradient of softcap"),
     ],
-    ids=["deterministic", "scale"],
+    ids=["deterministic", "softcap"],
 )
 def test_gradients_without_a_kernel_say_why(options, by, reason):
     support.warn_fallback.cache_clear()
 
-    def loss(q, softmax_scale, **more):
-        return jax_fa4.attention(q, q, q, softmax_scale=softmax_scale, **options, **more).astype(jnp.float32).sum()
+    def loss(q, softcap, **more):
+        return jax_fa4.attention(q, q, q, softcap=softcap, **options, **more).astype(jnp.float32).sum()
 
-    program = jax.grad(loss, ["q", "softmax_scale"].index(by))
+    program = jax.grad(loss, ["q", "softcap"].index(by))
     args = jax.ShapeDtypeStruct(KV, HALF), jax.ShapeDtypeStruct((), jnp.float32)
     with pytest.warns(support.FallbackWarning, match=reason):
         text = jax.jit(program).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
