@@ -1,14 +1,16 @@
 """How fast a kernel could be: clocks that each unit of an SM needs, beside what a benchmark measured.
 
     python -m jax_fa4 bench --cells prefill --out found.json
-    python benchmarks/model.py found.json --out model.json
+    python benchmarks/model.py found.json --out model.json    # a Hopper GPU, predicted beside measured
+    python benchmarks/model.py --arch sm_100a                 # Blackwell: a model, nothing of it was measured
 
 Of one step, the product of a tile of queries with a tile of keys, the tensor cores need the FLOP over their rate, the
-special function units an exponential for each score, shared memory the bytes that operands and copies move, and the
-schedulers a slot for each instruction of the kernel's innermost loop, which is counted in its machine code. The largest
-is the least that a step can take; their sum is what it takes if nothing overlaps. Steps make tiles, and tiles are dealt
-to SMs as they become free. Nothing can be faster than the power limit, which is what a large matrix product reaches.
-Needs the kernels in the cache, or their compiler, and cuobjdump; no GPU.
+special function units an exponential for each score, shared memory the bytes that operands and copies move, the
+float32 units and the schedulers a slot for each instruction of the kernel's innermost loops, which are counted in its
+machine code. The largest is the least that a step can take; a sum is what it takes if tensor cores and softmax never
+work side by side. Steps make tiles, and tiles are dealt to SMs as they become free. Nothing can be faster than the
+power limit, which is what a large matrix product reaches. Needs the kernels in the cache, or their compiler, and
+cuobjdump; no GPU.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import heapq
 import json
 import math
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from jax_fa4 import configs
-from jax_fa4.bench.cells import Cell
+from jax_fa4.bench.cells import GRID, Cell, Direction
 from jax_fa4.bench.report import from_json
 from jax_fa4.bench.run import Row
 from jax_fa4.configs import BackwardConfig, KernelConfig
+from jax_fa4.configs.blackwell import ForwardSm100Config
 from jax_fa4.cubins import get
 from jax_fa4.cubins.report import Resources, resources_of
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -34,22 +39,27 @@ from jax_fa4.spec import AttentionSpec, MaskSpec
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64
 LANES = 32
+FLOAT32 = {"FFMA": 1, "FADD": 1, "FMUL": 1, "FFMA2": 2, "FADD2": 2, "FMUL2": 2}  # slots of the float32 units, by opcode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU: what an SM does in a clock."""
+    """A GPU: what an SM does in a clock. `limit` is in TFLOP/s: a large matrix product, which power limits."""
 
     sms: int
     gigahertz: float
+    limit: float
     tensor_flop: int  # 16-bit products, float32 sums
     exponentials: int
-    smem_bytes: int
-    instructions: int  # of warps
+    smem_bytes: int = 128
+    instructions: int = 4  # of warps; as many of them may be float32 arithmetic
 
 
-H200 = Machine(sms=132, gigahertz=1.98, tensor_flop=4096, exponentials=16, smem_bytes=128, instructions=4)
-MATMUL_TFLOPS = 690.0  # of 8192 x 8192 x 8192 in bfloat16 on an H200 under sustained load
+MACHINES = {
+    "sm_90a": Machine(sms=132, gigahertz=1.98, limit=690, tensor_flop=4096, exponentials=16),  # H200, limit measured
+    "sm_100a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=16),  # B200, by datasheet
+    "sm_103a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=32),  # B300, by datasheet
+}
 TILE_CLOCKS = 4000  # of a tile beside its steps: first loads, last store. d64 of 1024 against 16384 keys, 2026-11-30
 
 
@@ -59,6 +69,7 @@ class Step:
 
     tensor: float
     exponentials: float
+    float32: float
     smem: float
     issue: float
 
@@ -80,7 +91,33 @@ class Step:
     @property
     def serial(self) -> float:
         """Clocks if the tensor cores wait for the rest and the rest for them."""
-        return self.tensor + max(self.exponentials, self.issue)
+        return self.tensor + max(self.exponentials, self.float32, self.issue)
+
+
+class Share(NamedTuple):
+    """A loop, the warps of a CTA that run it, and how many steps each pass of theirs makes."""
+
+    loop: Counter[str]
+    warps: int
+    steps: int = 1
+
+
+def instruction_clocks(shares: Iterable[Share], machine: Machine) -> dict[str, float]:
+    """What a step takes of schedulers and float32 units."""
+    issue = sum(share.loop.total() * share.warps / share.steps for share in shares)
+    float32 = sum(
+        slots * share.loop[opcode] * share.warps / share.steps for share in shares for opcode, slots in FLOAT32.items()
+    )
+    return {"issue": issue / machine.instructions, "float32": float32 / machine.instructions}
+
+
+def lean_loop(resources: Resources, warps: int, scores: int) -> Share:
+    """The loop that has exponentials and fewest instructions a step: no masks. Unrolling shows in its exponentials."""
+    exponentials = scores / (warps * LANES)
+    shares = [
+        Share(loop, warps, max(round(loop["MUFU"] / exponentials), 1)) for loop in resources.loops if loop["MUFU"]
+    ]
+    return min(shares, key=lambda share: share.loop.total() / share.steps)
 
 
 def forward_step(config: KernelConfig, resources: Resources, machine: Machine) -> Step:
@@ -88,11 +125,29 @@ def forward_step(config: KernelConfig, resources: Resources, machine: Machine) -
     m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
     operands = m * d + config.warpgroups * n * (d + dv)  # a warpgroup reads its own rows and all keys
     copied = n * (d + dv)
+    shares = [lean_loop(resources, config.warpgroups * WARPGROUP_WARPS, m * n)]
     return Step(
         tensor=2 * m * n * (d + dv) / machine.tensor_flop,
         exponentials=m * n / machine.exponentials,
         smem=2 * (operands + copied) / machine.smem_bytes,
-        issue=_issue_clocks(resources, config.warpgroups, m * n, machine),
+        **instruction_clocks(shares, machine),
+    )
+
+
+def forward_step_sm100(config: ForwardSm100Config, resources: Resources, machine: Machine) -> Step:
+    """Two tiles of queries by tile_n keys. p is in tensor memory; some exponentials are polynomials."""
+    m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
+    operands = m * d + m // config.map_rows * n * (d + dv)
+    copied = n * (d + dv)
+    softmax = lean_loop(resources, 2 * WARPGROUP_WARPS, m * n)
+    correction = min((loop for loop in resources.loops if loop["LDTM"] and not loop["MUFU"]), key=Counter.total)
+    products = min((loop for loop in resources.loops if loop["UTCHMMA"]), key=Counter.total)
+    shares = [softmax, Share(correction, WARPGROUP_WARPS), Share(products, 1)]
+    return Step(
+        tensor=2 * m * n * (d + dv) / machine.tensor_flop,
+        exponentials=softmax.loop["MUFU"] / softmax.steps * softmax.warps * LANES / machine.exponentials,
+        smem=2 * (operands + copied) / machine.smem_bytes,
+        **instruction_clocks(shares, machine),
     )
 
 
@@ -108,16 +163,8 @@ def backward_step(config: BackwardConfig, resources: Resources, machine: Machine
         tensor=2 * m * n * (3 * d + 2 * dv) / machine.tensor_flop,
         exponentials=m * n / machine.exponentials,
         smem=2 * (scores + gradients + dq + moved) / machine.smem_bytes,
-        issue=_issue_clocks(resources, warpgroups, m * n, machine),
+        **instruction_clocks([lean_loop(resources, warpgroups * WARPGROUP_WARPS, m * n)], machine),
     )
-
-
-def _issue_clocks(resources: Resources, warpgroups: int, scores: int, machine: Machine) -> float:
-    """Of the leanest loop, the one without masks; what it unrolls is told by its exponentials."""
-    warps = warpgroups * WARPGROUP_WARPS
-    exponentials = scores / (warps * LANES)
-    lean = min(loop.total() / max(round(loop["MUFU"] / exponentials), 1) for loop in resources.loops)
-    return lean * warps / machine.instructions
 
 
 def makespan(tiles: Iterable[float], workers: int) -> float:
@@ -157,9 +204,8 @@ class Prediction:
     serial: float
 
 
-def predict(row: Row, machine: Machine, matmul_tflops: float) -> Prediction | None:
+def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Prediction | None:
     """None where there is no kernel."""
-    cell = row.cell
     spec = AttentionSpec(
         dtype="bfloat16",
         head_dim=cell.head_dim,
@@ -167,34 +213,29 @@ def predict(row: Row, machine: Machine, matmul_tflops: float) -> Prediction | No
         group=cell.q_heads // cell.kv_heads,
         mask=MaskSpec(has_left=cell.window[0] is not None, has_right=cell.causal or cell.window[1] is not None),
     )
-    if row.direction == "forward":
-        forward = configs.forward_config(spec, "sm_90a")
+    if direction == "forward":
+        forward = configs.forward_config(spec, arch)
         if forward is None:
             return None
-        config: KernelConfig | BackwardConfig = forward
-        step = forward_step(forward, _resources(forward), machine)
-        counts = steps_of_tiles(cell, forward.tile_m, forward.tile_n, of_keys=False) * (cell.batch * cell.q_heads)
+        step_of = forward_step_sm100 if isinstance(forward, ForwardSm100Config) else forward_step
+        step, tile = step_of(forward, _resources(forward), machine), (forward.tile_m, forward.tile_n)
+        counts = steps_of_tiles(cell, *tile, of_keys=False) * (cell.batch * cell.q_heads)
     else:
-        backward = configs.backward_config(spec, "sm_90a")
+        backward = configs.backward_config(spec, arch)
         if backward is None:
             return None
-        config = backward
-        step = backward_step(backward, _resources(backward), machine)
+        step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
         group = cell.q_heads // cell.kv_heads
-        counts = [group * count for count in steps_of_tiles(cell, backward.tile_m, backward.tile_n, of_keys=True)] * (
-            cell.batch * cell.kv_heads
-        )
+        of_head = [group * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
+        counts = of_head * (cell.batch * cell.kv_heads)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:
         clocks = makespan((count * clocks_a_step + TILE_CLOCKS for count in counts), machine.sms)
-        return min(cell.work(row.direction) * machine.gigahertz * 1e9 / clocks / 1e12, matmul_tflops)
+        return min(cell.work(direction) * machine.gigahertz * 1e9 / clocks / 1e12, machine.limit)
 
     return Prediction(
-        step=step,
-        tile=f"{config.tile_m}x{config.tile_n}",
-        overlapped=speed(step.overlapped),
-        serial=speed(step.serial),
+        step=step, tile="{}x{}".format(*tile), overlapped=speed(step.overlapped), serial=speed(step.serial)
     )
 
 
@@ -203,11 +244,11 @@ def _resources(config: KernelConfig | BackwardConfig) -> Resources:
     return resources_of(get(config))
 
 
-def compare(rows: Sequence[Row], machine: Machine, matmul_tflops: float) -> list[dict[str, object]]:
+def compare(rows: Iterable[Row], arch: str, machine: Machine) -> list[dict[str, Any]]:
     """A record for each row that has a kernel, with the measured speed where there is one."""
     records = []
     for row in rows:
-        found = predict(row, machine, matmul_tflops)
+        found = predict(row.cell, row.direction, arch, machine)
         if found is None:
             continue
         measured = row.figures["jax_fa4"].speed if "jax_fa4" in row.figures else None
@@ -226,7 +267,7 @@ def compare(rows: Sequence[Row], machine: Machine, matmul_tflops: float) -> list
     return records
 
 
-def table(records: Sequence[dict]) -> str:
+def table(records: Sequence[dict[str, Any]]) -> str:
     """A row a record: clocks of a step, and TFLOP/s."""
     width = max(len(record["id"]) for record in records)
     units = list(records[0]["clocks"])
@@ -250,17 +291,27 @@ def table(records: Sequence[dict]) -> str:
 def main() -> None:
     """Reads a benchmark's JSON, prints and writes predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=pathlib.Path, help="what `python -m jax_fa4 bench --out` wrote")
-    parser.add_argument("--matmul", type=float, default=MATMUL_TFLOPS, help=f"TFLOP/s (default: {MATMUL_TFLOPS:.0f})")
-    parser.add_argument("--gigahertz", type=float, default=H200.gigahertz, help=f"default: {H200.gigahertz}")
+    parser.add_argument("results", type=pathlib.Path, nargs="?", help="what `bench --out` wrote, on such a GPU")
+    parser.add_argument("--arch", choices=sorted(MACHINES), default="sm_90a")
+    parser.add_argument("--limit", type=float, help="TFLOP/s of a large matrix product")
+    parser.add_argument("--gigahertz", type=float, help="of the SMs")
     parser.add_argument("--out", type=pathlib.Path, help="also write the predictions to this JSON file")
     args = parser.parse_args()
-    rows = [row for row in from_json(args.results.read_text()).rows if row.cell.kind == "prefill"]
-    records = compare(rows, dataclasses.replace(H200, gigahertz=args.gigahertz), args.matmul)
+    given = {name: getattr(args, name) for name in ("limit", "gigahertz") if getattr(args, name) is not None}
+    machine = dataclasses.replace(MACHINES[args.arch], **given)
+    rows: Iterable[Row] = (
+        Row(cell=cell, direction=direction, figures={}, refused={}) for cell in GRID for direction in cell.directions
+    )
+    if args.results:
+        rows = from_json(args.results.read_text()).rows
+    records = compare((row for row in rows if row.cell.kind == "prefill"), args.arch, machine)
     if not records:
-        parser.error(f"{args.results} has no prefill cell that a kernel serves")
+        parser.error(f"no prefill cell of {args.results} has a kernel for {args.arch}")
     if args.out:
-        args.out.write_text(json.dumps(records, indent=1) + "\n")
+        found = {"arch": args.arch, "machine": dataclasses.asdict(machine), "predictions": records}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    if not args.results:
+        print(f"A model of {args.arch}: nothing here was measured.")
     print(table(records))
 
 

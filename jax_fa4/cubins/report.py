@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jax_fa4.cubins.cubin import Cubin
 
-__all__ = ["Resources", "resources_of", "table"]
+__all__ = ["Resources", "full_table", "resources_of", "table"]
 
 TOOL = "cuobjdump"
 TOOL_PACKAGES = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")  # the first calls the second's program
@@ -24,7 +24,7 @@ _INSTRUCTION = re.compile(
     re.MULTILINE,
 )
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
-PRODUCTS = ("HGMMA", "UTCHMMA")  # opcodes of the tensor core
+WORK = ("HGMMA", "UTCHMMA", "MUFU", "LDTM", "STTM")  # products, exponentials, accesses to tensor memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Resources:
     dynamic_smem_bytes: int
     instructions: int
     opcodes: Counter[str]  # without modifiers
-    loops: tuple[Counter[str], ...] = ()  # the same of each innermost loop that has matrix products, in order
+    loops: tuple[Counter[str], ...] = ()  # the same of each innermost loop that has one of WORK, in order
 
     @property
     def spills(self) -> bool:
@@ -65,6 +65,14 @@ COLUMNS = {
     "UTCHMMA": lambda r: r.count("UTCHMMA"),
     "MUFU": lambda r: r.count("MUFU"),
     "FFMA": lambda r: r.count("FFMA", "FFMA2"),
+}
+
+
+LOOP_COLUMNS = {  # a number for each loop
+    "loop instr": lambda loop: loop.total(),
+    "loop MMA": lambda loop: loop["HGMMA"] + loop["UTCHMMA"],
+    "loop MUFU": lambda loop: loop["MUFU"],
+    "loop FFMA": lambda loop: loop["FFMA"] + loop["FFMA2"],
 }
 
 
@@ -102,11 +110,12 @@ def _loops(instructions: Sequence[re.Match[str]]) -> Iterator[Counter[str]]:
     end_of_last = -1
     for end, instruction in enumerate(instructions):
         target = _TARGET.search(instruction["rest"])
-        if instruction["opcode"] != "BRA" or not instruction["predicate"] or target is None:
+        is_conditional = instruction["predicate"] or re.search(r"\bUP\d", instruction["rest"])
+        if instruction["opcode"] != "BRA" or not is_conditional or target is None:
             continue
         start = bisect.bisect_left(addresses, int(target[1], 16))
         opcodes = _opcodes(instructions[start : end + 1])
-        if start > end_of_last and any(opcodes[product] for product in PRODUCTS):
+        if start > end_of_last and any(opcodes[opcode] for opcode in WORK):
             yield opcodes
             end_of_last = end
 
@@ -117,9 +126,22 @@ def table(cubins: Sequence[Cubin], resources: Sequence[Resources] | None = None)
     Disassembles cubins whose resources are not given.
     """
     resources = [resources_of(cubin) for cubin in cubins] if resources is None else resources
-    rows = [["arch", *COLUMNS, "config"]]
-    for cubin, found in sorted(zip(cubins, resources, strict=True), key=lambda pair: (pair[0].arch, pair[0].config)):
-        rows.append([cubin.arch, *(str(of(found)) for of in COLUMNS.values()), cubin.config])
+    columns = {name: [str(of(found)) for found in resources] for name, of in COLUMNS.items()}
+    return _table(cubins, columns)
+
+
+def full_table(cubins: Sequence[Cubin], resources: Sequence[Resources]) -> str:
+    """The same with counts of each loop, in the order of the code, with slashes between them."""
+    columns = {name: [str(of(found)) for found in resources] for name, of in COLUMNS.items()}
+    for name, of in LOOP_COLUMNS.items():
+        columns[name] = ["/".join(str(of(loop)) for loop in found.loops) or "-" for found in resources]
+    return _table(cubins, columns)
+
+
+def _table(cubins: Sequence[Cubin], columns: dict[str, list[str]]) -> str:
+    order = sorted(range(len(cubins)), key=lambda n: (cubins[n].arch, cubins[n].config))
+    rows = [["arch", *columns, "config"]]
+    rows += [[cubins[n].arch, *(column[n] for column in columns.values()), cubins[n].config] for n in order]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
     lines = (
         "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows

@@ -18,6 +18,11 @@ def model(program):
     return program("model")
 
 
+@pytest.fixture(scope="module")
+def h200(model):
+    return model.MACHINES["sm_90a"]
+
+
 def spec(head_dim):
     return AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, group=1, mask=MaskSpec())
 
@@ -31,8 +36,8 @@ def resources(*loops):
     return types.SimpleNamespace(loops=[Counter(loop) for loop in loops])
 
 
-def test_a_forward_step_at_head_dim_64_keeps_tensor_cores_and_exponentials_equally_busy(model):
-    step = model.forward_step(forward_config(64), resources({"MUFU": 64, "FFMA": 100}), model.H200)
+def test_a_forward_step_at_head_dim_64_keeps_tensor_cores_and_exponentials_equally_busy(model, h200):
+    step = model.forward_step(forward_config(64), resources({"MUFU": 64, "FFMA": 100}), h200)
     assert (step.tensor, step.exponentials) == (1024, 1024)
     assert step.issue == 164 * 8 / 4
     assert step.smem == 2 * (128 * 64 + 3 * 128 * 128) / 128
@@ -40,22 +45,34 @@ def test_a_forward_step_at_head_dim_64_keeps_tensor_cores_and_exponentials_equal
     assert step.serial == 2048
 
 
-def test_twice_the_head_dim_doubles_products_and_no_exponentials(model):
-    step = model.forward_step(forward_config(128), resources({"MUFU": 64}), model.H200)
+def test_twice_the_head_dim_doubles_products_and_no_exponentials(model, h200):
+    step = model.forward_step(forward_config(128), resources({"MUFU": 64}), h200)
     assert (step.tensor, step.exponentials, step.bound) == (2048, 1024, "tensor")
 
 
-def test_a_backward_step_has_five_products(model):
+def test_a_backward_step_has_five_products(model, h200):
     config = configs.backward_config(spec(128), "sm_90a")
-    step = model.backward_step(config, resources({"MUFU": 32}), model.H200)
+    step = model.backward_step(config, resources({"MUFU": 32}), h200)
     assert step.tensor == 5 * 2 * config.tile_m * config.tile_n * 128 / 4096
     assert step.exponentials == config.tile_m * config.tile_n / 16
 
 
-def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model):
+def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model, h200):
     masked, unrolled = {"MUFU": 66, "ISETP": 300}, {"MUFU": 130, "FFMA": 70}
-    step = model.forward_step(forward_config(64), resources(masked, unrolled), model.H200)
+    step = model.forward_step(forward_config(64), resources(masked, unrolled), h200)
     assert step.issue == 200 / 2 * 8 / 4
+
+
+def test_a_blackwell_step_has_the_clocks_of_its_paper_and_counts_the_loops_of_every_role(model):
+    config = dataclasses.replace(configs.forward_config(spec(128), "sm_100a"), exp2_period=16)
+    loops = {"MUFU": 112, "FFMA2": 10, "LDTM": 1}, {"LDTM": 4, "FMUL2": 30}, {"UTCHMMA": 32}
+    step = model.forward_step_sm100(config, resources(*loops), model.MACHINES["sm_100a"])
+    tiles = 2  # of 128 queries
+    assert step.tensor == tiles * 4 * 128**3 / 8192
+    assert step.smem == tiles * 3 * 128**3 / 8192 + 2 * 128 * (128 + 128) / 128
+    assert step.exponentials == tiles * 128 * 128 / 16 * 112 / 128
+    assert step.issue == (123 * 8 + 34 * 4 + 32) / 4
+    assert step.float32 == (20 * 8 + 60 * 4) / 4
 
 
 @pytest.mark.parametrize(("tiles", "end"), [([5, 4, 3], 7), ([1] * 6, 3), ([], 0)])
@@ -83,17 +100,17 @@ def test_steps_are_the_tiles_with_a_visible_pair(model, q_len, kv_len, causal, w
     assert model.steps_of_tiles(cell, 4, 3, of_keys=of_keys) == expected
 
 
-def test_predictions_stand_beside_what_was_measured(model, monkeypatch):
+def test_predictions_stand_beside_what_was_measured(model, h200, monkeypatch):
     monkeypatch.setattr(model, "_resources", lambda config: resources({"MUFU": 64}))
     sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 128, "head_dim_v": 128}
     cell = Cell(name="x", kind="prefill", batch=4, q_len=4096, kv_len=4096, **sizes)
     figures = {"jax_fa4": Figure(seconds=1e-3, speed=500.0, spread=0.0)}
     rows = [Row(cell=cell, direction=direction, figures=figures, refused={}) for direction in ("forward", "backward")]
-    records = model.compare(rows, model.H200, matmul_tflops=5000.0)
+    records = model.compare(rows, "sm_90a", dataclasses.replace(h200, limit=5000))
     assert [record["direction"] for record in records] == ["forward", "backward"]
     for record in records:
         assert 200 < record["serial"] < record["overlapped"] < 1071  # of the tensor cores
         assert record["measured"] == 500
     assert f"{500 / records[0]['overlapped']:.2f}" in model.table(records).splitlines()[2]
-    (capped, _) = model.compare(rows, model.H200, matmul_tflops=250.0)
+    (capped, _) = model.compare(rows, "sm_90a", dataclasses.replace(h200, limit=250))
     assert capped["overlapped"] == capped["serial"] == 250

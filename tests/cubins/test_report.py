@@ -42,7 +42,7 @@ LOOPS = """
         /*0050*/                   FFMA R4, R4, R5, R6 ;
         /*0060*/               @P1 BRA 0x50 ;
         /*0070*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
-        /*0080*/              @!P2 BRA 0x70 ;
+        /*0080*/                   BRA.U !UP2, 0x70 ;
         /*0090*/               @P3 BRA 0x0 ;
         /*0600*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
         /*0610*/                   BRA 0x20 ;
@@ -73,9 +73,13 @@ def test_loops_are_the_innermost_with_products(monkeypatch, cubin):
     texts = {"--dump-resource-usage": USAGE.format(entry=cubin.entry), "--dump-sass": LOOPS}
     monkeypatch.setattr(report, "_find_tool", lambda: "tool")
     monkeypatch.setattr(report, "_run", lambda tool, what, image: texts[what])
-    first, second = report.resources_of(cubin).loops
+    resources = report.resources_of(cubin)
+    first, second = resources.loops
     assert first == Counter(HGMMA=1, MUFU=1, BRA=2)
     assert second == Counter(HGMMA=1, BRA=1)
+    head, row = report.full_table([dataclasses.replace(cubin, config="C(x=1)")], [resources]).splitlines()
+    assert head.endswith("loop instr  loop MMA  loop MUFU  loop FFMA  config")
+    assert row.split()[-5:] == ["4/2", "1/1", "1/0", "0/0", "C(x=1)"]
 
 
 def test_the_table_is_the_same_in_whatever_order_cubins_come(disassembled, cubin):
