@@ -27,7 +27,7 @@ DETERMINISTIC = "deterministic"  # jax_fa4 with gradients that are bitwise repro
 FLUSH_ELEMENTS = 1 << 25  # float32: more than twice any L2
 JAX_FLUSH = "wrapped_cbrt"
 TORCH_FLUSH = "sinh_kernel"
-SEEN_ELEMENTS = 1 << 16  # of an output that are compared
+SEEN_ELEMENTS = 1 << 16  # of a result that are compared
 Call = Callable[[], Any]
 Attend = Callable[[Any, Any, Any], Any]  # of q, k and v
 
@@ -40,7 +40,7 @@ class Calls(NamedTuple):
     flush: Call  # overwrites the L2, in the same queue
     flush_kernel: str  # part of the name of the kernel that does, which no other kernel's name has
     wait: Callable[[Any], object]
-    out: np.ndarray  # some elements of the output, float32
+    seen: dict[Direction, np.ndarray]  # some elements of the results, float32
 
 
 class Peer(Protocol):
@@ -83,22 +83,23 @@ class JaxPeer:
         """Compiles the forward, the forward that keeps what a backward needs, and the backward."""
         attend = self.attend(cell, x)
         forward = jax.jit(attend)
-        out = forward(x.q, x.k, x.v)
         run: dict[Direction, Call] = {"forward": lambda: forward(x.q, x.k, x.v)}
+        seen: dict[Direction, np.ndarray] = {"forward": _seen(np.asarray(forward(x.q, x.k, x.v)))}
         refused: dict[Direction, str] = {}
         if "backward" in cell.directions:
             try:
-                run["backward"] = _backward(attend, x)
+                run["backward"] = backward = _backward(attend, x)
+                seen["backward"] = _seen(*map(np.asarray, backward()))
             except Exception as error:  # whatever a peer raises is its reason
+                run.pop("backward", None)
                 refused["backward"] = reason_of(error)
-        return Calls(run, refused, jax_flush(), JAX_FLUSH, jax.block_until_ready, _seen(np.asarray(out)))
+        return Calls(run, refused, jax_flush(), JAX_FLUSH, jax.block_until_ready, seen)
 
 
 def _backward(attend: Attend, x: Operands) -> Call:
     """Only the gradient: the forward runs here, once."""
     _, pull = jax.jit(lambda *qkv: jax.vjp(attend, *qkv))(x.q, x.k, x.v)
     backward = jax.jit(lambda pull, dout: pull(dout))
-    jax.block_until_ready(backward(pull, x.dout))
     return lambda: backward(pull, x.dout)
 
 
@@ -201,20 +202,25 @@ class TorchPeer:
         jax.block_until_ready(x)
         attend = _fa4(cell, x)
         q, k, v, dout = (torch.from_dlpack(array) for array in (x.q, x.k, x.v, x.dout))
-        out = attend(q, k, v)
         run: dict[Direction, Call] = {"forward": lambda: attend(q, k, v)}
+        seen: dict[Direction, np.ndarray] = {"forward": _seen(_numpy(attend(q, k, v)))}
         refused: dict[Direction, str] = {}
         if "backward" in cell.directions:
             try:
                 leaves = [array.detach().requires_grad_() for array in (q, k, v)]
                 result = attend(*leaves)
                 run["backward"] = lambda: torch.autograd.grad(result, leaves, dout, retain_graph=True)
-                run["backward"]()
+                seen["backward"] = _seen(*map(_numpy, run["backward"]()))
             except Exception as error:  # whatever a peer raises is its reason
+                run.pop("backward", None)
                 refused["backward"] = reason_of(error)
-        torch.cuda.synchronize()
-        seen = _seen(out.detach().float().cpu().numpy())
         return Calls(run, refused, _torch_flush(), TORCH_FLUSH, lambda result: torch.cuda.synchronize(), seen)
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    """Of PyTorch; numpy has no bfloat16 of its own."""
+    array: np.ndarray = tensor.detach().float().cpu().numpy()
+    return array
 
 
 def _fa4(cell: Cell, x: Operands) -> Attend:
@@ -274,10 +280,12 @@ def _window(cell: Cell) -> Any:
     return None if cell.window == UNBOUNDED else cell.window
 
 
-def _seen(out: np.ndarray) -> np.ndarray:
-    """Elements from everywhere; the step is odd, so that no axis is seen at one place only."""
-    step = max(out.size // SEEN_ELEMENTS, 1) | 1
-    return out.reshape(-1)[::step].astype(np.float32)
+def _seen(*arrays: np.ndarray) -> np.ndarray:
+    """Elements from everywhere; steps are odd, so that no axis is seen at one place only."""
+    steps = (max(array.size // SEEN_ELEMENTS, 1) | 1 for array in arrays)
+    return np.concatenate(
+        [array.reshape(-1)[::step].astype(np.float32) for array, step in zip(arrays, steps, strict=True)]
+    )
 
 
 def _why_not_installed(package: str) -> str | None:

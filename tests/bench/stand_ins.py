@@ -11,10 +11,11 @@ from jax_fa4.bench.peers import Calls
 
 @dataclasses.dataclass
 class StandIn:
-    """Refuses what it is told to, with its output for jax_fa4's."""
+    """Refuses what it is told to; its gradients are ten times its output."""
 
     name: str
     out: tuple[float, ...] = (1.0, 2.0)
+    gradient: tuple[float, ...] | None = None
     missing: str | None = None
     fails: str | None = None
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -30,7 +31,8 @@ class StandIn:
             raise ValueError(self.fails)
         run = {direction: lambda: None for direction in cell.directions if direction not in self.refused}
         refused = {direction: why for direction, why in self.refused.items() if direction in cell.directions}
-        return Calls(run, refused, lambda: None, "flush", lambda result: None, np.array(self.out))
+        seen = {"forward": np.array(self.out), "backward": 10 * np.array(self.gradient or self.out)}
+        return Calls(run, refused, lambda: None, "flush", lambda result: None, seen)
 
 
 class KnownClock:

@@ -1,6 +1,5 @@
 """What is made of a profile."""
 
-import numpy as np
 import pytest
 
 from jax_fa4.bench.clock import Busy, Event, HostClock, Sample, assign, busy_behind_flushes
@@ -8,7 +7,7 @@ from jax_fa4.bench.peers import Calls
 
 
 def calls(flush="flush", run=None):
-    return Calls({"forward": run or (lambda: None)}, {}, lambda: None, flush, lambda result: None, np.zeros(1))
+    return Calls({"forward": run or (lambda: None)}, {}, lambda: None, flush, lambda result: None, {})
 
 
 def busy(*events):

@@ -60,7 +60,15 @@ def test_a_peer_may_have_a_forward_only(cell):
 def test_a_peer_that_computes_something_else_is_not_timed(cell, out):
     forward, _ = time_cell(cell, [StandIn("jax_fa4"), StandIn("wrong", out=out)], KnownClock(jax_fa4=1, wrong=1), 1)
     assert set(forward.figures) == {"jax_fa4"}
-    assert "its output differs" in forward.refused["wrong"]
+    assert "its results differ" in forward.refused["wrong"]
+
+
+def test_a_peer_with_another_gradient_is_timed_in_the_forward_only(cell):
+    present = [StandIn("jax_fa4"), StandIn("wrong", gradient=(1.1, 2.0))]
+    forward, backward = time_cell(cell, present, KnownClock(jax_fa4=1, wrong=1), rounds=1)
+    assert set(forward.figures) == {"jax_fa4", "wrong"}
+    assert set(backward.figures) == {"jax_fa4"}
+    assert "by 0.045 of their size" in backward.refused["wrong"]
 
 
 def test_a_peer_that_the_clock_does_not_see_is_named(cell):
