@@ -17,7 +17,7 @@ from jax_fa4.configs import Config
 from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
 from jax_fa4.cubins.info import describe
-from jax_fa4.cubins.report import full_table, resources_of
+from jax_fa4.cubins.report import anatomy, full_table, resources_of
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -72,10 +72,10 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    _, cubins = _compiled(options)
+    wanted, cubins = _compiled(options)
     with _mapper(options.jobs) as each:
         resources = list(each(resources_of, cubins))
-    text = full_table(cubins, resources)
+    text = full_table(cubins, resources) + anatomy(wanted)
     if options.out:
         options.out.write_text(text)
     else:

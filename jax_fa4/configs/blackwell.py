@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax_fa4.configs.config import MBARRIER_BYTES, REGISTER_FILE, REGISTER_STEP, SMEM_LIMIT, KernelConfig
 
-__all__ = ["Barrier", "ForwardSm100Config", "Role", "TmemMap", "kv_stages_that_fit"]
+__all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "TmemMap", "kv_stages_that_fit"]
 
 ARCHS = ("sm_100a", "sm_103a")
 WARP = 32
@@ -18,9 +18,10 @@ TILE_N = 128  # keys of a block
 WARPGROUP_WARPS = 4
 TMEM_COLUMNS = 512  # of 32 bits, all that an SM has
 EARLY_WEIGHTS = 96  # columns of P with which its product begins; the rest follows behind
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM = 192
 MAX_KV_STAGES = 32
-STATISTICS = 3  # a row: the factor for earlier output, the sum and the maximum at the end
+UNEVEN_KV_STAGES = 3  # K V K, then V K V: slots of two sizes
+STATISTICS = 2  # a row: the factor for earlier output, and the one at the end
 TMEM_ADDRESS_BYTES = 8  # where the allocation tells its address; padded, for barriers follow
 
 
@@ -83,9 +84,8 @@ class ForwardSm100Config(KernelConfig):
         if self.arch not in ARCHS:
             raise ValueError(f"arch must be {' or '.join(ARCHS)}, got {self.arch}")
         self._check_call()
-        for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) > MAX_HEAD_DIM:
-                raise ValueError(f"{name} must be at most {MAX_HEAD_DIM}, got {getattr(self, name)}")
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
         if (self.tile_m, self.tile_n) != (Q_TILES * TILE_ROWS, TILE_N):
             raise ValueError(f"tiles must be {Q_TILES * TILE_ROWS} x {TILE_N}, got {self.tile_m} x {self.tile_n}")
         if self.kv_stages < 2:
@@ -119,19 +119,32 @@ class ForwardSm100Config(KernelConfig):
         return self.tile_m * max(self.columns, self.v_columns) * self.element_bytes
 
     @property
-    def kv_stage_bytes(self) -> int:
-        """Of one slot, which takes a block of K or of V."""
-        return max(self.k_bytes, self.v_bytes)
+    def kv_is_uneven(self) -> bool:
+        """Whether a slot is as large as what it holds: K and V in turn, of different sizes.
+
+        Where three slots for the larger one don't fit, three that hold K V K in one round and V K V in the next may.
+        """
+        return _is_uneven(self.q_room, self.k_bytes, self.v_bytes, self.kv_stages)
 
     @property
-    def statistics_bytes(self) -> int:
-        """What softmax tells the correction warps."""
-        return STATISTICS * self.tile_m * 4
+    def kv_stage_bytes(self) -> int:
+        """From one slot to the next; the middle one of an uneven ring lies half the difference further or nearer."""
+        return (self.k_bytes + self.v_bytes) // 2 if self.kv_is_uneven else max(self.k_bytes, self.v_bytes)
+
+    @property
+    def kv_shift_bytes(self) -> int:
+        """By which the middle slot of an uneven ring lies further, in a round that it holds V, or nearer."""
+        return (self.k_bytes - self.v_bytes) // 2 if self.kv_is_uneven else 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the ring."""
+        return _ring_bytes(self.k_bytes, self.v_bytes, self.kv_stages, uneven=self.kv_is_uneven)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return _smem_bytes(self.q_room, self.kv_stage_bytes, self.kv_stages)
+        return self.q_room + self.kv_bytes + _other_bytes(self.kv_stages)
 
     @property
     def tmem(self) -> TmemMap:
@@ -161,22 +174,36 @@ def _barriers(kv_stages: int) -> tuple[Barrier, ...]:
         Barrier("p.full", tiles, 8, both, "mma", f"{EARLY_WEIGHTS} columns of P are written, O is rescaled for them"),
         Barrier("p.last", tiles, 4, "softmax (1 a warp)", "mma", "the other columns of P are written, S is read"),
         Barrier("stats", tiles, 4, "softmax (1 a warp)", "correction", "the factors for O of this block are in smem"),
-        Barrier("total", tiles, 4, "softmax (1 a warp)", "correction", "sums and maxima of the tile are in smem"),
+        Barrier("total", tiles, 4, "softmax (1 a warp)", "correction", "the factors that normalise O are in smem"),
         Barrier("o.full", tiles, 1, "mma (commit)", "correction", "O is complete, and Q is not read any more"),
         Barrier("out.full", tiles, 4, "correction (1 a warp)", "epilogue", "the rounded O is in smem, over Q"),
         Barrier("tmem.idle", 1, 4, "correction (1 a warp)", "mma", "nobody uses tensor memory: it may be freed"),
     )
 
 
-def _smem_bytes(q_room: int, kv_stage_bytes: int, kv_stages: int) -> int:
+def _ring_bytes(k_bytes: int, v_bytes: int, kv_stages: int, *, uneven: bool) -> int:
+    return 2 * k_bytes + v_bytes if uneven else kv_stages * max(k_bytes, v_bytes)
+
+
+def _other_bytes(kv_stages: int) -> int:
+    """Statistics, barriers and the address of tensor memory."""
     barriers = sum(barrier.number for barrier in _barriers(kv_stages)) * MBARRIER_BYTES
-    statistics = STATISTICS * Q_TILES * TILE_ROWS * 4
-    return q_room + kv_stages * kv_stage_bytes + statistics + barriers + TMEM_ADDRESS_BYTES
+    return STATISTICS * Q_TILES * TILE_ROWS * 4 + barriers + TMEM_ADDRESS_BYTES
+
+
+def _is_uneven(q_room: int, k_bytes: int, v_bytes: int, kv_stages: int) -> bool:
+    even = q_room + _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=False) + _other_bytes(kv_stages)
+    return kv_stages == UNEVEN_KV_STAGES and k_bytes > v_bytes and even > SMEM_LIMIT
 
 
 def kv_stages_that_fit(columns: int, v_columns: int) -> int:
     """Slots for K and V beside two tiles of Q, for padded head dims of 16-bit elements."""
     q_room = Q_TILES * TILE_ROWS * max(columns, v_columns) * 2
-    stage = TILE_N * max(columns, v_columns) * 2
-    fits = (n for n in range(MAX_KV_STAGES, 0, -1) if _smem_bytes(q_room, stage, n) <= SMEM_LIMIT)
-    return next(fits, 0)
+    k_bytes, v_bytes = (TILE_N * n * 2 for n in (columns, v_columns))
+
+    def fits(kv_stages: int) -> bool:
+        uneven = _is_uneven(q_room, k_bytes, v_bytes, kv_stages)
+        ring = _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=uneven)
+        return q_room + ring + _other_bytes(kv_stages) <= SMEM_LIMIT
+
+    return next((n for n in range(MAX_KV_STAGES, 0, -1) if fits(n)), 0)

@@ -26,19 +26,24 @@ class Row:
 
 DTYPES = ("bfloat16", "float16")
 BIASES = (None, "float32", "bfloat16", "float16")
-FORWARD = {  # architecture, up to the larger head dim; the first row that fits
-    ("sm_100a", 88): Row(registers=(200, 64, 48), exp2_period=16, exp2_first=1),
-    ("sm_100a", 128): Row(registers=(192, 80, 48), exp2_period=16, exp2_first=1),
+FORWARD = {  # architecture, up to (head_dim, head_dim_v); the first row that fits
+    ("sm_100a", 88, 88): Row(registers=(200, 64, 48), exp2_period=16, exp2_first=1),
+    ("sm_100a", 128, 128): Row(registers=(192, 80, 48), exp2_period=16, exp2_first=1),
+    ("sm_100a", 192, 128): Row(registers=(184, 80, 64), exp2_period=16, exp2_first=0),
     # its special-function units are twice as fast
-    ("sm_103a", 128): Row(registers=(176, 80, 80), exp2_period=0, exp2_first=0),
+    ("sm_103a", 192, 128): Row(registers=(176, 80, 80), exp2_period=0, exp2_first=0),
 }
-HEAD_DIMS = ((64, 64), (128, 128))
+HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 
 
 def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | None:
     """The forward kernel of a spec, or None where there is none."""
-    head_dim = max(spec.head_dim, spec.head_dim_v)
-    row = next((row for (row_arch, d), row in FORWARD.items() if row_arch == arch and head_dim <= d), None)
+    rows = (
+        row
+        for (row_arch, d, e), row in FORWARD.items()
+        if row_arch == arch and spec.head_dim <= d and spec.head_dim_v <= e
+    )
+    row = next(rows, None)
     mask = spec.mask
     elsewhere = spec.has_batched_scalars or mask.has_cu_seqlens or spec.page_size is not None
     if row is None or elsewhere or spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:

@@ -13,9 +13,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from jax_fa4.configs import Config
+from jax_fa4.configs.blackwell import ROLES, ForwardSm100Config
 from jax_fa4.cubins.cubin import Cubin
 
-__all__ = ["Resources", "full_table", "resources_of", "table"]
+__all__ = ["Resources", "anatomy", "full_table", "resources_of", "table"]
 
 TOOL = "cuobjdump"
 TOOL_PACKAGES = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")  # the first calls the second's program
@@ -147,6 +149,44 @@ def _table(cubins: Sequence[Cubin], columns: dict[str, list[str]]) -> str:
         "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     )
     return "\n".join(lines) + "\n"
+
+
+def anatomy(configs: Sequence[Config]) -> str:
+    """What Blackwell's kernels are planned to be, a section each: roles, tensor memory, shared memory, barriers."""
+    sections = (_anatomy(config) for config in configs if isinstance(config, ForwardSm100Config))
+    return "".join(f"\n{section}\n" for section in sections)
+
+
+def _anatomy(config: ForwardSm100Config) -> str:
+    registers = {"softmax0": config.softmax_registers, "softmax1": config.softmax_registers}
+    registers["correction"] = config.correction_registers
+    roles = [["role", "warps", "registers a thread"]]
+    for name, first, number in ROLES:
+        warps = str(first) if number == 1 else f"{first}-{first + number - 1}"
+        roles.append([name, warps, str(registers.get(name, config.other_registers))])
+    tmem = config.tmem
+    columns = [["tensor memory", "tile 0", "tile 1"]]
+    for name, starts, width in (
+        ("S", tmem.scores, config.tile_n),
+        ("P", tmem.weights, config.tile_n // 2),
+        ("O", tmem.out, config.v_columns),
+    ):
+        columns.append([name, *(f"{start}-{start + width - 1}" for start in starts)])
+    smem = [
+        ["shared memory", "bytes"],
+        ["Q, later O", str(config.q_room)],
+        [f"K and V, {config.kv_stages} slots", str(config.kv_bytes)],
+        ["statistics, barriers", str(config.smem_bytes - config.q_room - config.kv_bytes)],
+    ]
+    barriers = [["barrier", "number", "arrivals", "arrives", "waits", "true once complete"]]
+    barriers += [[str(field) for field in barrier] for barrier in config.barriers]
+    return "\n".join([config.name, *(line for rows in (roles, columns, smem, barriers) for line in _aligned(rows))])
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
 
 
 def _find_tool() -> str:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Numeric
 
-from ..core.inputs import read
 from ..core.ptx import cvt_pair
-from ..core.softmax import normalise
 from . import mma, ptx
-from .shared import Barriers, Smem, Work, arrive, wait
+from .shared import Barriers, Slot, Smem, Work, arrive, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -32,7 +30,7 @@ class Correction:
         self.config, self.dtype = config, dtype
 
     @cute.jit
-    def tile(self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
+    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
         """Waits: stats, total, o.full. Signals: p.full, out.full."""
         thread = cute.arch.thread_idx()[0] % self.config.map_rows
         lanes = tmem + (thread // 32 << 21)
@@ -50,10 +48,10 @@ class Correction:
             for i in cutlass.range_constexpr(2):
                 wait(barriers.total + i, 0)
                 wait(barriers.o_full + i, 0)  # O is complete, and no product reads Q any more
-                self.finish(lse, smem, barriers, work, lanes, thread, i, False)
+                self.finish(smem, barriers, work, lanes, thread, i, False)
         else:
             for i in cutlass.range_constexpr(2):
-                self.finish(lse, smem, barriers, work, lanes, thread, i, True)
+                self.finish(smem, barriers, work, lanes, thread, i, True)
 
     @cute.jit
     def rescale(self, address: Int32, factor: Float32) -> None:
@@ -68,7 +66,6 @@ class Correction:
     @cute.jit
     def finish(
         self,
-        lse: cute.Pointer,
         smem: Smem,
         barriers: Barriers,
         work: Work,
@@ -77,29 +74,16 @@ class Correction:
         i: cutlass.Constexpr,
         empty: cutlass.Constexpr,
     ) -> None:
-        """Rows of tile `i`: O / row_sum in 16 bit to shared memory, lse to global memory. Signals: out.full[i].
+        """Rows of tile `i`: O / row_sum in 16 bit to shared memory. Signals: out.full[i].
 
         `empty`: no key is visited, nothing was computed.
         """
-        config, tile = self.config, work.tile
-        row = tile.m_block * config.tile_m + i * config.map_rows + thread
-        row_sum, row_max_log2 = Float32(0.0), -Float32.inf
-        if cutlass.const_expr(not empty):
-            row_sum, row_max_log2 = smem.sums[thread, i], smem.maxima[thread, i]
-        sink = None
-        if cutlass.const_expr(config.has_sinks):
-            assert work.inputs.sinks is not None, "the config says so"
-            sink = read(work.inputs.sinks + (tile.batch * work.grid.q_heads + tile.q_head))
-        factor, row_lse = normalise(row_sum, Float32(row_max_log2), sink)
-        if cutlass.const_expr(config.has_q_lengths):
-            row_lse = Float32(cutlass.select_(row < work.seq.q_len, row_lse, -Float32.inf))
+        config = self.config
+        row = work.tile.m_block * config.tile_m + i * config.map_rows + thread
+        factor = Float32(0.0) if cutlass.const_expr(empty) else smem.totals[thread, i]
         self.round_out(smem, lanes + config.tmem.out[i], thread, factor, row < work.seq.q_len, i, empty)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         arrive(barriers.out_full + i)
-        if row < work.grid.q_len:
-            rows_before = (Int64(tile.batch) * work.grid.q_heads + tile.q_head) * work.grid.q_len
-            element = cute.make_tensor(lse + (rows_before + row), cute.make_layout(1))
-            element[0] = row_lse
 
     def round_out(
         self, smem: Smem, address: Int32, thread: Int32, factor: Float32, present: Boolean, i: int, empty: bool
@@ -131,7 +115,7 @@ class Correction:
         seen = seq.kv_len - work.visit.first * config.tile_n
         if seen < config.tile_n and seq.kv_len < work.grid.kv_len:
             wait(barriers.kv_full + 1, 0)
-            words = cute.recast_tensor(smem.v[None, None, 1], Int32)
+            words = cute.recast_tensor(in_slot(config, smem.v, Slot(Int32(1), Int32(0))), Int32)
             row_words = config.v_columns * config.element_bytes // 4
             first = cute.arch.thread_idx()[0] % config.map_rows
             for word in cutlass.range(first, (config.tile_n - seen) * row_words, config.map_rows, unroll=1):

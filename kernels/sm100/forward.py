@@ -125,13 +125,13 @@ class ForwardSm100:
         # each role finds the tile itself: what it knows of it then needs no registers while another role runs
         if warp < SOFTMAX_WARPS:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(smem, barriers, self.work(inputs, grid), tmem, 0)
+            self.softmax.tile(lse, smem, barriers, self.work(inputs, grid), tmem, 0)
         elif warp < CORRECTION_WARP:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(smem, barriers, self.work(inputs, grid), tmem, 1)
+            self.softmax.tile(lse, smem, barriers, self.work(inputs, grid), tmem, 1)
         elif warp < MMA_WARP:
             cute.arch.setmaxregister_decrease(config.correction_registers)
-            self.correction.tile(lse, smem, barriers, self.work(inputs, grid), tmem)
+            self.correction.tile(smem, barriers, self.work(inputs, grid), tmem)
             arrive(barriers.tmem_idle)
         else:
             cute.arch.setmaxregister_decrease(config.other_registers)

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Numeric
 
 from . import mma
-from .shared import Barriers, Slot, Smem, Work, commit, wait
+from .shared import Barriers, Slot, Smem, Work, commit, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -101,7 +101,7 @@ class Issue:
     def issue_scores(self, smem: Smem, tmem: Int32, instruction: Int32, keys: Slot, i: int) -> None:
         """S = Q K^T of tile `i`."""
         a = self.q.descriptor(smem.q[None, None, i].iterator)
-        b = self.k.descriptor(smem.k[None, None, keys.index].iterator)
+        b = self.k.descriptor(in_slot(self.config, smem.k, keys).iterator)
         steps = tuple(zip(self.q.steps, self.k.steps, strict=True))
         mma.issue(instruction, tmem + self.config.tmem.scores[i], a, b, steps, accumulate=False)
 
@@ -110,7 +110,7 @@ class Issue:
         columns = self.config.tmem
         instruction = Int32(self.out.descriptor)
         d, a = tmem + columns.out[i], tmem + columns.weights[i]
-        b = self.v.descriptor(smem.v[None, None, values.index].iterator)
+        b = self.v.descriptor(in_slot(self.config, smem.v, values).iterator)
         steps = tuple((k * mma.K_EXTENT // WEIGHTS_A_COLUMN, at) for k, at in enumerate(self.v.steps))
         wait(barriers.p_full + i, step & 1)
         mma.issue(instruction, d, a, b, steps[: self.early], accumulate=Boolean(step > 0))

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..sm90.tma import Corner, partition
-from .shared import Barriers, Maps, Slot, Smem, Work, wait
+from .shared import Barriers, Maps, Slot, Smem, Work, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -49,13 +49,13 @@ class Load:
     def keys(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """K of a block into `slot`; returns the next one."""
         config = self.config
-        target = smem.k[None, None, slot.index]
+        target = in_slot(config, smem.k, slot)
         return self.block(maps.k, config.columns, config.k_bytes, target, barriers, work, n_block, slot)
 
     def values(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """V of a block into `slot`; returns the next one."""
         config = self.config
-        target = smem.v[None, None, slot.index]
+        target = in_slot(config, smem.v, slot)
         return self.block(maps.v, config.v_columns, config.v_bytes, target, barriers, work, n_block, slot)
 
     def block(
@@ -72,10 +72,18 @@ class Load:
         """One block. Waits: kv.empty. Signals: kv.full."""
         tile_n = self.config.tile_n
         wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
+        if cutlass.const_expr(self.config.kv_is_uneven):
+            self.wait_for_the_middle(barriers, slot)
         full = barriers.kv_full + slot.index
         _expect(full, size)
         _fetch(atom, (tile_n, columns), Corner(n_block * tile_n, work.tile.kv_head, work.tile.batch), target, full)
         return slot.next(self.config.kv_stages)
+
+    @cute.jit
+    def wait_for_the_middle(self, barriers: Barriers, slot: Slot) -> None:
+        """K in the first slot of an uneven ring reaches into where the middle one had K in the round before."""
+        if slot.index == 0 and slot.phase == 0:
+            wait(barriers.kv_empty + 1, 1)
 
 
 def _expect(full: cute.Pointer, size: int) -> None:

@@ -18,7 +18,19 @@ from . import mma, ptx
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import Barrier, ForwardSm100Config
 
-__all__ = ["Barriers", "Maps", "Slot", "Smem", "Work", "allocate", "arrive", "commit", "make_barriers", "wait"]
+__all__ = [
+    "Barriers",
+    "Maps",
+    "Slot",
+    "Smem",
+    "Work",
+    "allocate",
+    "arrive",
+    "commit",
+    "in_slot",
+    "make_barriers",
+    "wait",
+]
 
 ALIGNMENT = 1024  # bytes: the widest swizzle repeats so
 
@@ -36,12 +48,11 @@ class Smem(NamedTuple):
     """Tiles and statistics in shared memory."""
 
     q: cute.Tensor  # (128, D, 2)
-    k: cute.Tensor  # (128, D, kv_stages)
-    v: cute.Tensor  # (128, E, kv_stages), the bytes of k
+    k: cute.Tensor  # (128, D), where the ring of K and V begins
+    v: cute.Tensor  # (128, E), the same place
     out: cute.Tensor  # (128, E, 2), the bytes of q
     factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block at hand
-    sums: cute.Tensor  # (128, 2) float32: row_sum of the tile
-    maxima: cute.Tensor  # (128, 2) float32: row_max_log2 of the tile
+    totals: cute.Tensor  # (128, 2) float32: the factors that normalise O
     tmem_address: cute.Pointer  # where the allocation puts the address of column 0
 
 
@@ -82,6 +93,17 @@ class Slot(NamedTuple):
         )
 
 
+def in_slot(config: ForwardSm100Config, tile: cute.Tensor, slot: Slot) -> cute.Tensor:
+    """A tile at the start of the ring, moved to `slot`."""
+    offset = slot.index * (config.kv_stage_bytes // config.element_bytes)
+    if config.kv_is_uneven:
+        # round 0: K [0, k) V [k, k + v) K, round 1: V [0, v) K [v, v + k) V: only the middle moves
+        shift = config.kv_shift_bytes // config.element_bytes
+        towards = Int32(cutlass.select_(slot.phase == 0, Int32(shift), Int32(-shift)))
+        offset = offset + Int32(cutlass.select_(slot.index == 1, towards, Int32(0)))
+    return cute.make_tensor(tile.iterator + cute.assume(offset, divby=ALIGNMENT // config.element_bytes), tile.layout)
+
+
 class Work(NamedTuple):
     """One tile and what it visits."""
 
@@ -97,7 +119,7 @@ def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
     """Both Q tiles, the ring of K and V, statistics. O leaves through Q's place, whichever is wider."""
     smem = cutlass.memory.SmemAllocator()
     q_room = smem.allocate(config.q_room, ALIGNMENT)
-    ring = smem.allocate(config.kv_stages * config.kv_stage_bytes, ALIGNMENT)
+    ring = smem.allocate(config.kv_bytes, ALIGNMENT)
 
     def tiles(start: cute.Pointer, columns: int, number: int, step_bytes: int) -> cute.Tensor:
         one = mma.layout(dtype, config.map_rows, columns)
@@ -111,12 +133,11 @@ def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
     q_step = config.q_room * config.map_rows // config.tile_m
     return Smem(
         q=tiles(q_room, config.columns, config.tile_m // config.map_rows, q_step),
-        k=tiles(ring, config.columns, config.kv_stages, config.kv_stage_bytes),
-        v=tiles(ring, config.v_columns, config.kv_stages, config.kv_stage_bytes),
+        k=tiles(ring, config.columns, 1, 0)[None, None, 0],
+        v=tiles(ring, config.v_columns, 1, 0)[None, None, 0],
         out=tiles(q_room, config.v_columns, config.tile_m // config.map_rows, q_step),
         factors=statistics(),
-        sums=statistics(),
-        maxima=statistics(),
+        totals=statistics(),
         tmem_address=smem.allocate_array(Int32, 1),
     )
 

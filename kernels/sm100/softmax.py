@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import Float32, Int32, Int64, Numeric
 
 from ..core import exp2, inputs, mask
 from ..core.inputs import Features
 from ..core.ptx import cvt_pair
+from ..core.softmax import normalise
 from . import ptx
 from .shared import Barriers, Smem, Work, arrive, wait
 
@@ -48,11 +49,13 @@ class Softmax:
         self.config, self.dtype, self.early_weights = config, dtype, early_weights
 
     @cute.jit
-    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, i: cutlass.Constexpr) -> None:
+    def tile(
+        self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, i: cutlass.Constexpr
+    ) -> None:
         """Waits: s.full[i]. Signals: stats[i], p.full[i], p.last[i], total[i]."""
         visit = work.visit
+        row = self.row(work, i)
         if visit.num_n_blocks > 0:
-            row = self.row(work, i)
             lanes = tmem + (row.thread // 32 << 21)
             self.block(smem, barriers, work, lanes, row, visit.first, Int32(0), i, True, True, self.config.has_left)
             step = Int32(1)
@@ -61,9 +64,27 @@ class Softmax:
                     n_block = span.first - j
                     self.block(smem, barriers, work, lanes, row, n_block, step, i, False, span.right, span.left)
                     step = step + 1
-            smem.sums[row.thread, i] = row.row_sum[0]
-            smem.maxima[row.thread, i] = row.row_max_log2[0]
-            arrive(barriers.total + i)
+        self.finish(lse, smem, barriers, work, row, i)
+
+    @cute.jit
+    def finish(
+        self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, row: Row, i: cutlass.Constexpr
+    ) -> None:
+        """The factor that normalises O to the correction warps, lse to global memory. Signals: total[i]."""
+        grid, tile, query = work.grid, work.tile, row.place.rows[0]
+        sink = None
+        if cutlass.const_expr(self.config.has_sinks):
+            assert work.inputs.sinks is not None, "the config says so"
+            sink = inputs.read(work.inputs.sinks + (tile.batch * grid.q_heads + tile.q_head))
+        factor, row_lse = normalise(row.row_sum[0], row.row_max_log2[0], sink)
+        smem.totals[row.thread, i] = factor
+        arrive(barriers.total + i)
+        if cutlass.const_expr(self.config.has_q_lengths):
+            row_lse = Float32(cutlass.select_(query < work.seq.q_len, row_lse, -Float32.inf))
+        if query < grid.q_len:
+            rows_before = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len
+            element = cute.make_tensor(lse + (rows_before + query), cute.make_layout(1))
+            element[0] = row_lse
 
     def row(self, work: Work, i: int) -> Row:
         """The calling thread's row, no key seen yet."""

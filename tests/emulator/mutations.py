@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["KINDS", "TCGEN05_KINDS", "Kind", "Mutant", "mutants"]
+__all__ = ["BLACKWELL_KINDS", "KINDS", "TCGEN05_KINDS", "Kind", "Mutant", "mutants"]
 
 Edit = str | Callable[[re.Match[str]], str]
 
@@ -204,6 +204,34 @@ TCGEN05_KINDS = (
         r"tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; \1",
     ),
 )
+
+
+def _flipped_bits(mask: int) -> Callable[[re.Match[str]], str]:
+    """Flip bits of the number in group 2."""
+
+    def edit(match: re.Match[str]) -> str:
+        return match[1] + str(int(match[2]) ^ mask)
+
+    return edit
+
+
+INSTRUCTION = r"(mov\.b32\s+%r\d+, )(13\d{7})(?=;)"  # descriptors of M = 128 begin so
+OURS = (  # what TCGEN05_KINDS look for, as our kernel writes it
+    Kind("accumulate from the start", r"setp\.ne\.b32 sum, [^;]*;", "setp.ne.b32 sum, 1, 0;"),
+    Kind("never accumulate", r"setp\.ne\.b32 sum, [^;]*;", "setp.ne.b32 sum, 0, 0;"),
+    Kind("A from 8 columns further", r"\[(%r\d+) \+ 8\]", r"[\1 + 16]"),
+    Kind("A from 16 bytes further", r"(add\.s64 a_desc, %rd\d+, )(2)(?=;)", _added(2, 1)),
+    Kind("B from 16 bytes further", r"(add\.s64 b_desc, %rd\d+, )(\d+)(?=;)", _added(2, 1)),
+    Kind("another size in the instruction descriptor", INSTRUCTION, _flipped_bits(0x0C000000)),
+    Kind("another major in the instruction descriptor", INSTRUCTION, _flipped_bits(1 << 16)),
+    Kind("reserved bit in the instruction descriptor", INSTRUCTION, _flipped_bits(1 << 6)),
+    Kind("f16 instead of bf16", INSTRUCTION, _flipped_bits(1 << 7)),
+    Kind("negate A", INSTRUCTION, _flipped_bits(1 << 13)),
+    Kind("NaN-keeping maximum becomes minimum", r"max\.NaN\.f32", "min.NaN.f32"),
+    Kind("no lane votes to rescale", r"(vote\.sync\.any\.pred\s+%p\d+), [^;]*;", r"\1, 0, -1;"),
+)
+_REPLACED = {kind.name for kind in OURS}
+BLACKWELL_KINDS = (*KINDS, *(kind for kind in TCGEN05_KINDS if kind.name not in _REPLACED), *OURS)
 
 
 def mutants(ptx: str, executed: Container[int], kinds: Sequence[Kind] = KINDS) -> Iterator[Mutant]:

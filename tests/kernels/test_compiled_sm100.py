@@ -1,0 +1,144 @@
+"""What the compiler makes of Blackwell's forward: instructions, registers, parameters, barriers. None has run on one.
+
+`resources_sm100.txt` beside this file is the committed report. After a wanted change, delete it: the next run writes it
+anew.
+"""
+
+import collections
+import dataclasses
+import functools
+import importlib.metadata
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
+
+from jax_fa4.configs import forward_config
+from jax_fa4.cubins import ptx_params, report
+from jax_fa4.kernels.build import compile_kernel
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+REPORT = Path(__file__).with_name("resources_sm100.txt")
+SPECS = {
+    "full": {},
+    "window": {"mask": MaskSpec(has_left=True, has_right=True), "dtype": "float16"},
+    "segments": {"mask": MaskSpec(has_right=True, has_segments=True)},
+    "scores": {"has_softcap": True, "has_sinks": True, "bias_dtype": "bfloat16"},
+}
+CELLS = [
+    ("sm_100a", 64, 64, "full"),
+    ("sm_100a", 128, 128, "full"),
+    ("sm_100a", 128, 128, "window"),
+    ("sm_100a", 128, 128, "segments"),
+    ("sm_100a", 128, 128, "scores"),
+    ("sm_100a", 192, 128, "full"),
+    ("sm_103a", 128, 128, "full"),
+]
+cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+
+
+@functools.cache
+def config_of(cell):
+    arch, head_dim, head_dim_v, name = cell
+    fields = {"dtype": "bfloat16", **SPECS[name]}
+    return forward_config(AttentionSpec(head_dim=head_dim, head_dim_v=head_dim_v, group=1, **fields), arch)
+
+
+@functools.cache
+def compiled(cell):
+    return compile_kernel(config_of(cell))
+
+
+def cubin(cell):
+    """What a report reads of a cubin."""
+    config, binary = config_of(cell), compiled(cell)
+    return types.SimpleNamespace(
+        arch=config.arch,
+        config=config.name,
+        entry=binary.entry,
+        image=binary.cubin,
+        smem_bytes=binary.smem_bytes,
+    )
+
+
+@functools.cache
+def resources(cell):
+    try:
+        return report.resources_of(cubin(cell))
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@cells
+def test_nothing_spills(cell):
+    found = resources(cell)
+    assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
+
+
+@cells
+def test_every_product_is_issued_once_by_the_tensor_core(cell):
+    """S of the first block, S and O in the loop, O of the last: for both tiles, in steps of 16."""
+    config = config_of(cell)
+    assert resources(cell).count("UTCHMMA") == 2 * 2 * (config.columns + config.tile_n) // 16
+
+
+@cells
+def test_the_parameters_are_those_announced(cell):
+    config, binary = config_of(cell), compiled(cell)
+    ptx_params.check_config(ptx_params.params_of(binary.ptx, binary.entry), config.params, binary.entry)
+    assert ptx_params.threads_of(binary.ptx, binary.entry) == config.threads
+
+
+@cells
+def test_registers_are_those_of_the_roles(cell):
+    config, ptx = config_of(cell), compiled(cell).ptx
+    found = re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32\s+(\d+);", ptx)
+    more, less = (sorted(int(n) for kind, n in found if kind == way) for way in ("inc", "dec"))
+    assert more == [config.softmax_registers] * 2
+    assert less == sorted([config.correction_registers, config.other_registers])
+    assert resources(cell).registers == 64 * 1024 // config.threads
+
+
+@cells
+def test_barriers_expect_the_arrivals_of_the_table(cell):
+    config, ptx = config_of(cell), compiled(cell).ptx
+    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", ptx))
+    counts = [int(constants[r]) for r in re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]*\], (%r\d+);", ptx)]
+    assert counts == [barrier.arrivals for barrier in config.barriers for _ in range(barrier.number)]
+
+
+@cells
+def test_shared_memory_is_used_to_its_last_byte(cell):
+    """The last barrier, alone of its kind, is initialised through a pointer of its own; all others by an offset."""
+    binary = compiled(cell)
+    offsets = [int(offset) for offset in re.findall(r"mbarrier\.init\.shared\.b64\s+\[%r\d+\+(\d+)\]", binary.ptx)]
+    assert max(offsets) + 2 * 8 == binary.smem_bytes == config_of(cell).smem_bytes
+
+
+def test_an_eighth_of_the_exponentials_is_emulated():
+    hardware, mixed = (
+        collections.Counter(re.findall(r"^\s+([a-z0-9]+)\S* ", compile_kernel(config).ptx, re.MULTILINE))["ex2"]
+        for config in (dataclasses.replace(config_of(CELLS[1]), exp2_period=0), config_of(CELLS[1]))
+    )
+    blocks = 2 * 2  # the first one and the loop, for both tiles
+    assert hardware - mixed == blocks * 128 // 8
+
+
+def test_the_committed_report_is_up_to_date():
+    version = importlib.metadata.version("nvidia-cutlass-dsl")
+    resources(CELLS[0])  # skips where the disassembler is missing
+    plans = report.anatomy([config_of(cell) for cell in CELLS if cell[3] == "full"])
+    text = (
+        f"nvidia-cutlass-dsl {version}\n"
+        + report.full_table([cubin(cell) for cell in CELLS], [resources(cell) for cell in CELLS])
+        + plans
+    )
+    if not REPORT.exists():
+        REPORT.write_text(text)
+    committed = REPORT.read_text()
+    if committed.splitlines()[0] != text.splitlines()[0]:
+        pytest.skip(f"the report is of {committed.splitlines()[0]}, installed is {version}")
+    assert text == committed
