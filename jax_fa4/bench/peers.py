@@ -203,23 +203,23 @@ class TorchPeer:
         attend = _fa4(cell, x)
         q, k, v, dout = (torch.from_dlpack(array) for array in (x.q, x.k, x.v, x.dout))
         run: dict[Direction, Call] = {"forward": lambda: attend(q, k, v)}
-        seen: dict[Direction, np.ndarray] = {"forward": _seen(_numpy(attend(q, k, v)))}
+        seen: dict[Direction, np.ndarray] = {"forward": _flat(attend(q, k, v))}
         refused: dict[Direction, str] = {}
         if "backward" in cell.directions:
             try:
                 leaves = [array.detach().requires_grad_() for array in (q, k, v)]
                 result = attend(*leaves)
                 run["backward"] = lambda: torch.autograd.grad(result, leaves, dout, retain_graph=True)
-                seen["backward"] = _seen(*map(_numpy, run["backward"]()))
+                seen["backward"] = np.concatenate([_flat(gradient) for gradient in run["backward"]()])
             except Exception as error:  # whatever a peer raises is its reason
                 run.pop("backward", None)
                 refused["backward"] = reason_of(error)
         return Calls(run, refused, _torch_flush(), TORCH_FLUSH, lambda result: torch.cuda.synchronize(), seen)
 
 
-def _numpy(tensor: Any) -> np.ndarray:
-    """Of PyTorch; numpy has no bfloat16 of its own."""
-    array: np.ndarray = tensor.detach().float().cpu().numpy()
+def _flat(tensor: Any) -> np.ndarray:
+    """Some elements of PyTorch's; numpy has no bfloat16 of its own."""
+    array: np.ndarray = tensor.detach().reshape(-1)[:: _step(tensor.numel())].float().cpu().numpy()
     return array
 
 
@@ -281,11 +281,13 @@ def _window(cell: Cell) -> Any:
 
 
 def _seen(*arrays: np.ndarray) -> np.ndarray:
-    """Elements from everywhere; steps are odd, so that no axis is seen at one place only."""
-    steps = (max(array.size // SEEN_ELEMENTS, 1) | 1 for array in arrays)
-    return np.concatenate(
-        [array.reshape(-1)[::step].astype(np.float32) for array, step in zip(arrays, steps, strict=True)]
-    )
+    """Elements from everywhere."""
+    return np.concatenate([array.reshape(-1)[:: _step(array.size)].astype(np.float32) for array in arrays])
+
+
+def _step(size: int) -> int:
+    """Odd, so that no axis is seen at one place only."""
+    return max(size // SEEN_ELEMENTS, 1) | 1
 
 
 def _why_not_installed(package: str) -> str | None:
