@@ -1,14 +1,14 @@
 """Who computes attention: jax_fa4 and every other implementation that may be installed, behind one small interface.
 
-A peer that is absent says why; one that refuses a cell raises. Nothing is imported before it is asked for.
+A peer that is absent says why; one that refuses a cell raises. Nothing is imported before somebody asks for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -66,6 +66,7 @@ class JaxPeer:
 
     name: str
     package: str
+    module: str = "jax"
     attend: Callable[[Cell, Operands], Attend]
     needs_gpu: bool = True
 
@@ -73,7 +74,7 @@ class JaxPeer:
         """None if it can run here, else the reason."""
         if self.needs_gpu and jax.default_backend() != "gpu":
             return "needs an NVIDIA GPU"
-        return _why_not_installed(self.package)
+        return _why_not_importable(self.module)
 
     def version(self) -> str:
         """Of its package."""
@@ -188,7 +189,7 @@ class TorchPeer:
         """None if it can run here, else the reason."""
         if jax.default_backend() != "gpu":
             return "needs an NVIDIA GPU"
-        return _why_not_installed("torch") or _why_not_installed(self.package)
+        return _why_not_importable("flash_attn.cute")
 
     def version(self) -> str:
         """Of its package."""
@@ -290,12 +291,11 @@ def _step(size: int) -> int:
     return max(size // SEEN_ELEMENTS, 1) | 1
 
 
-def _why_not_installed(package: str) -> str | None:
+def _why_not_importable(module: str) -> str | None:
     try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed"
+        importlib.import_module(module)
+    except Exception as error:  # a package may also fail at what it looks for when it is imported
+        return reason_of(error)
     return None
 
 
@@ -310,9 +310,9 @@ _ALL: tuple[Peer, ...] = (
     JaxPeer(name=OURS, package="jax_fa4", attend=_jax_fa4, needs_gpu=False),
     JaxPeer(name=DETERMINISTIC, package="jax_fa4", attend=_deterministic, needs_gpu=False),
     JaxPeer(name="cudnn", package="jax", attend=lambda cell, x: _jax_nn(cell, "cudnn")),
-    JaxPeer(name="fa3", package="dew_flash_attn", attend=_fa3),
+    JaxPeer(name="fa3", package="dew-flash-attn-cu13", module="dew_flash_attn", attend=_fa3),
     TorchPeer(),
-    JaxPeer(name="tokamax", package="tokamax", attend=_tokamax),
+    JaxPeer(name="tokamax", package="tokamax", module="tokamax", attend=_tokamax),
     JaxPeer(name="xla", package="jax", attend=lambda cell, x: _jax_nn(cell, "xla"), needs_gpu=False),
 )
 PEERS = {peer.name: peer for peer in _ALL}

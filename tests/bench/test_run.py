@@ -96,8 +96,12 @@ def test_a_peer_that_cannot_run_says_why(name, monkeypatch):
     assert peers.PEERS[name].why_missing() == "needs an NVIDIA GPU"
 
 
-def test_a_peer_that_is_not_installed_says_so(monkeypatch):
+@pytest.mark.parametrize("source", [None, "raise RuntimeError('no such GPU')"], ids=["absent", "broken"])
+def test_a_peer_that_cannot_be_imported_says_so(source, monkeypatch, tmp_path):
     monkeypatch.setattr(peers.jax, "default_backend", lambda: "gpu")
-    assert peers.JaxPeer(name="x", package="no_such_package", attend=None).why_missing() == (
-        "no_such_package is not installed"
-    )
+    monkeypatch.syspath_prepend(tmp_path)
+    if source:
+        (tmp_path / "jax_fa4_test_peer.py").write_text(source)
+    peer = peers.JaxPeer(name="x", package="x", module="jax_fa4_test_peer", attend=None)
+    reasons = {None: "ModuleNotFoundError: No module named 'jax_fa4_test_peer'"}
+    assert peer.why_missing() == reasons.get(source, "RuntimeError: no such GPU")
