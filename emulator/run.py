@@ -31,7 +31,7 @@ from jax_fa4.emulator.memory import (
 from jax_fa4.emulator.order import Clock, Clocks
 from jax_fa4.emulator.program import Program, Step
 from jax_fa4.emulator.schedule import AsyncQueues, Scheduler, Wait
-from jax_fa4.emulator.slots import DTYPES, PAIRS, RegisterFile
+from jax_fa4.emulator.slots import DTYPES, PAIRS
 from jax_fa4.emulator.state import ALL_BITS, Cluster, Cta, Fragment, Warp, Warpgroup, lanes_of
 from jax_fa4.emulator.stats import Stats
 from jax_fa4.emulator.text.parser import parse
@@ -87,7 +87,6 @@ class Machine:
         self.timeline = Timeline() if options.record_timeline else None
         self.progress = 0
         self._waiting: deque[tuple[int, int, int]] = deque()  # first CTAs of clusters that have not started
-        self._free_registers: list[RegisterFile] = []
         self.global_memory = GlobalMemory()
         self.tensor_maps: dict[int, BoundTensorMap] = {}
         self.params = self._bind_parameters()
@@ -190,7 +189,7 @@ class Machine:
             scheduler.run(warps)
             for warp in warps:
                 self.stats.add_counts(self.program, warp)
-                self._free_registers.append(warp.registers)
+                self.program.slots.free(warp.registers)
         for buffer in self.global_memory.buffers:
             if buffer.array.flags.writeable:
                 buffer.write_back()
@@ -218,7 +217,7 @@ class Machine:
         cta.mbarriers = Mbarriers(cta)
         cta.named_barriers = NamedBarriers(cta)
         for index in range(self.launch.threads // 32):
-            registers = self._free_registers.pop() if self._free_registers else self.program.slots.allocate()
+            registers = self.program.slots.allocate()
             self.program.slots.reset(registers, functools.partial(self._special, cta, index, inside))
             warp = Warp(cta, index, registers, Clock(cluster.clocks, f"warp {index} of CTA {rank}"))
             warp.local = LocalMemory(self._local_bytes)

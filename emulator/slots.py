@@ -65,6 +65,7 @@ class Slots:
         self.constants: dict[tuple[int, str], tuple[int, npt.NDArray[Any]]] = {}
         self.specials: dict[tuple[str, str], int] = {}
         self._defined: dict[int, int] = {}
+        self._free: list[RegisterFile] = []
         self.count = 0
 
     def defined(self, register: text.Register) -> int:
@@ -74,23 +75,31 @@ class Slots:
         return self._defined[register.index]
 
     def allocate(self) -> RegisterFile:
-        """The registers of one warp."""
+        """The registers of one warp, new or those of one that has ended; `reset` makes them ready."""
+        if self._free:
+            return self._free.pop()
         v: list[Any] = [None] * self.count
-        widths = {index: WIDTHS[kind] for index, kind in self.registers}
-        storage: dict[int, npt.NDArray[Any]] = {}
-        pools: dict[int, npt.NDArray[Any]] = {}
-        for width in set(widths.values()):
-            mine = [index for index, other in widths.items() if other == width]
-            shape = (len(mine), 2, LANES) if width == 128 else (len(mine), LANES)
-            pools[width] = np.empty(shape, CONTAINERS[width])
-            storage |= zip(mine, pools[width], strict=True)
+        row_of: dict[int, dict[int, int]] = {}  # width -> register -> row of its pool
+        for index, kind in self.registers:
+            rows = row_of.setdefault(WIDTHS[kind], {})
+            rows.setdefault(index, len(rows))
+        pools = {
+            width: np.empty((len(rows), 2, LANES) if width == 128 else (len(rows), LANES), CONTAINERS[width])
+            for width, rows in row_of.items()
+        }
+        kinds = {kind for _, kind in self.registers}
+        views = {kind: list(pools[WIDTHS[kind]].view(DTYPES[kind])) for kind in kinds}
         for (index, kind), slot in self.registers.items():
-            v[slot] = storage[index].view(DTYPES[kind])
+            v[slot] = views[kind][row_of[WIDTHS[kind]][index]]
         for slot, array in self.constants.values():
             v[slot] = array
         for slot in self._defined.values():
             v[slot] = np.empty(LANES, bool)
         return RegisterFile(v=v, pools=pools)
+
+    def free(self, registers: RegisterFile) -> None:
+        """The warp has ended: another one may have its registers."""
+        self._free.append(registers)
 
     def reset(self, registers: RegisterFile, special: Callable[[str, str], npt.NDArray[Any]]) -> None:
         """Make a register file ready for a warp. `special(name, type)` gives special registers and addresses."""

@@ -14,6 +14,7 @@ import pytest
 
 from jax_fa4 import testing
 from jax_fa4.configs import forward_config
+from jax_fa4.emulator.errors import ExecutionError
 from jax_fa4.emulator.launch import Options
 from jax_fa4.testing import Cell
 
@@ -89,12 +90,23 @@ def test_nan_in_a_key_reaches_every_query_that_sees_it():
     assert np.isnan(lse).all()
 
 
-@pytest.mark.parametrize("mode", ["early", "random"])
+@pytest.mark.parametrize("mode", ["early", "random", "strict"])
 def test_results_do_not_depend_on_when_copies_complete_or_who_runs_first(mode):
     ragged = cell(q=260, k=270, head_dim=128, softmax_scale=1.0)
     _, expected, _, _ = emulate(ragged, MODES["late"])
     _, out, _, _ = emulate(ragged, MODES[mode])
     assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("fence", ["before", "after"])
+def test_strict_mode_tells_a_missing_fence(fence):
+    small = cell(q=20, k=77, causal=True, dtype="float16")
+    x = testing.random(small)
+    config = forward_config(spec_of(small, x), "sm_100a")
+    broken = compiled(config).replace(f"tcgen05.fence::{fence}_thread_sync;", "", 1)
+    forward(broken, config, call_of(small, x, config))
+    with pytest.raises(ExecutionError, match="not ordered"):
+        forward(broken, config, call_of(small, x, config), MODES["strict"])
 
 
 def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():

@@ -49,6 +49,7 @@ MODES = {
     "late": Options(completion="late"),
     "early": Options(completion="early"),
     "random": Options(completion="random", order="random", seed=1),
+    "strict": Options(strict=True),
 }
 
 
