@@ -83,7 +83,7 @@ class Slots:
         for index, kind in self.registers:
             rows = row_of.setdefault(WIDTHS[kind], {})
             rows.setdefault(index, len(rows))
-        pools = {
+        pools: dict[int, npt.NDArray[Any]] = {
             width: np.empty((len(rows), 2, LANES) if width == 128 else (len(rows), LANES), CONTAINERS[width])
             for width, rows in row_of.items()
         }
