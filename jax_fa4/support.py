@@ -30,7 +30,6 @@ FEATURES = {
     "bias_dtype": "bias",
     "page_size": "pages of keys",
     "has_batched_scalars": "a scale, softcap or window that vmap maps",
-    "deterministic": "deterministic=True",
 }
 
 

@@ -132,7 +132,9 @@ def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
     PreprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     out, dout = (_array(config, config.head_dim_v) for _ in range(2))
     extents = (cutlass.Int32(1) for _ in range(2))
-    return cute.compile(kernel.launch, out, dout, Arrays(**_pointers(config)), *extents, options=options).artifacts
+    pointers = _pointers(config)
+    arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
+    return cute.compile(kernel.launch, out, dout, arrays, *extents, options=options).artifacts
 
 
 def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:

@@ -50,11 +50,9 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:
     """The kernels of the backward of `spec` on `arch`, or None where there are none yet.
 
-    Layout, group, sinks and implementation select nothing. No kernel adds in a fixed order yet, as a deterministic one
-    must.
+    Layout, group, sinks and implementation select nothing.
     """
-    served = arch in BACKWARD and not _is_elsewhere(spec) and not spec.deterministic
-    return BACKWARD[arch](spec) if served else None
+    return BACKWARD[arch](spec) if arch in BACKWARD and not _is_elsewhere(spec) else None
 
 
 def _is_elsewhere(spec: AttentionSpec) -> bool:

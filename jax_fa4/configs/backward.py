@@ -45,6 +45,7 @@ class TileConfig:
     head_dim: int
     head_dim_v: int
     tile_m: int
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
@@ -68,6 +69,12 @@ class TileConfig:
     def slab(self) -> int:
         """Columns of one row of a swizzle atom."""
         return SWIZZLE_BYTES // self.element_bytes
+
+    @property
+    def turns(self) -> tuple[PointerParam, ...]:
+        """How many tiles of keys have been added to each warpgroup's part of each tile of dq, if the order matters."""
+        dims: tuple[Extent, ...] = ("batch", "q_heads", "q_tiles", "warpgroups")
+        return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if self.deterministic else ()
 
     @property
     def columns(self) -> int:
@@ -116,7 +123,7 @@ class PreprocessConfig(TileConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}"
+        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}" + "_deterministic" * self.deterministic
 
     @property
     def threads(self) -> int:
@@ -141,6 +148,7 @@ class PreprocessConfig(TileConfig):
             PointerParam(
                 name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
             ),
+            *self.turns,
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
         )
 
@@ -230,6 +238,7 @@ class BackwardConfig(TileConfig):
         flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
         features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
         features += [] if self.bias is None else [f"bias_{self.bias}"]
+        features += ["deterministic"] if self.deterministic else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
@@ -240,7 +249,7 @@ class BackwardConfig(TileConfig):
     @property
     def postprocess(self) -> PostprocessConfig:
         """The kernel that runs after."""
-        return PostprocessConfig(**self._shared())
+        return PostprocessConfig(**{**self._shared(), "deterministic": False})  # it adds nothing
 
     @property
     def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
@@ -334,7 +343,8 @@ class BackwardConfig(TileConfig):
             PointerParam(
                 name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
             ),
-            *feature_params(self, ranges="query_blocks", tiles="kv_tiles"),
+            *self.turns,
+            *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
         )
 

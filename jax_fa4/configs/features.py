@@ -9,12 +9,13 @@ from jax_fa4.configs.params import Extent, KernelParam, PointerParam, ScalarPara
 __all__ = ["feature_params"]
 
 
-def feature_params(config: Any, *, ranges: str, tiles: Extent) -> tuple[KernelParam, ...]:
+def feature_params(config: Any, *, ranges: str | None, tiles: Extent) -> tuple[KernelParam, ...]:
     """The scale, and what the flags of `config` ask for.
 
-    `ranges` names the blocks of the other side that each of `tiles` visits where there are segments.
+    `ranges` names the blocks of the other side that each of `tiles` visits where there are segments; None: all of them.
     """
     lengths: tuple[Extent, ...] = ("batch", "kv_heads")
+    spans: tuple[Extent, ...] = (*lengths, tiles, "range")
     has_sinks = getattr(config, "has_sinks", False)  # a backward kernel finds them in lse
     bias_bytes = 4 if config.bias == "float32" else 2
     bias = PointerParam(name="bias", dtype=config.bias or "", dims=("bias_size",), pointee_align=bias_bytes)
@@ -28,7 +29,7 @@ def feature_params(config: Any, *, ranges: str, tiles: Extent) -> tuple[KernelPa
         (has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
         (config.has_segments, PointerParam(name="q_segment_ids", dtype="int32", dims=(*lengths, "q_len"))),
         (config.has_segments, PointerParam(name="kv_segment_ids", dtype="int32", dims=(*lengths, "kv_len"))),
-        (config.has_segments, PointerParam(name=ranges, dtype="int32", dims=(*lengths, tiles, "range"))),
+        (config.has_segments and ranges is not None, PointerParam(name=ranges or "", dtype="int32", dims=spans)),
         (config.has_mask, PointerParam(name="mask", dtype="bool", dims=("mask_size",), pointee_align=1)),
         (config.bias is not None, bias),
     )

@@ -23,6 +23,7 @@ Extent = Literal[
     "q_tiles",
     "kv_tiles",
     "range",
+    "warpgroups",  # 2: consumers of a backward
     "mask_size",
     "bias_size",
 ]

@@ -126,6 +126,7 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
         dtype=spec.dtype,  # type: ignore[arg-type]
         head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v,
+        deterministic=spec.deterministic,
         has_left=mask.has_left,
         has_right=mask.has_right,
         has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift

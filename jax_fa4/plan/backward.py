@@ -17,7 +17,7 @@ from jax_fa4.spec import Layout
 
 __all__ = ["backward", "operand_names", "result_names"]
 
-SCRATCH = ("dq_sum", "lse_log2", "delta")
+SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn")
 
 
 def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
@@ -27,9 +27,10 @@ def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[st
     return (*arrays, "out", "lse", "dout", "dlse", *(name for name in pointers if name not in SCRATCH))
 
 
-def result_names(*, is_fused: bool = False) -> tuple[str, ...]:
+def result_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
     """The call's results in order: gradients, then scratch."""
-    return (("dqkv",) if is_fused else ("dq", "dk", "dv")) + SCRATCH
+    used = {param.name for param in config.params}
+    return (*(("dqkv",) if is_fused else ("dq", "dk", "dv")), *(name for name in SCRATCH if name in used))
 
 
 def backward(
@@ -44,7 +45,7 @@ def backward(
 
     Queries, keys, values and their gradients lie in memory as `layout` says, mask and bias as `dense` does.
     """
-    operands, results = operand_names(config, is_fused=is_fused), result_names(is_fused=is_fused)
+    operands, results = operand_names(config, is_fused=is_fused), result_names(config, is_fused=is_fused)
     buffers = Buffers(operands, results, config, layout, dense)
     return Plan(
         arch=config.arch,

@@ -17,6 +17,7 @@ from jax_fa4.plan.axes import (
     Q_IDS,
     QUERY_BLOCKS,
     QUERY_SUMS,
+    QUERY_TURNS,
     ROW_STATISTICS,
     SCALAR,
     SINKS,
@@ -49,6 +50,7 @@ ARRAYS = {
     "lse_log2": ROW_STATISTICS,
     "delta": ROW_STATISTICS,
     "dq_sum": QUERY_SUMS,
+    "dq_turn": QUERY_TURNS,
 }
 
 
@@ -120,6 +122,7 @@ class Buffers:
             "head_dim": q.axes.size(q.number, "d"),
             "kv_tiles": ceil_div(k.axes.size(k.number, "s"), config.tile_n),
             "range": 2,
+            "warpgroups": 2,
         }
         if isinstance(config, BackwardConfig):
             self.extents["sum_columns"] = config.sum_columns

@@ -187,12 +187,14 @@ def _backward(
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
-    *made, dq_sum, _, delta = _call(operands, results, spec, kernels, plans, target, dense_axes)
-    gradients = {name: undo_logical(name, a) for name, a in zip(arrays, made, strict=True)}
+    if spec.deterministic:
+        results["dq_turn"] = ((*rows[:-1], padded // configs[0].tile_m, 2), "int32")
+    made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, dense_axes), strict=True))
+    gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
-        gradients["softmax_scale"] = of_scale(x, dq_sum)
+        gradients["softmax_scale"] = of_scale(x, made["dq_sum"])
     if "sinks" in wrt:
-        gradients["sinks"] = of_sinks(x, known["lse"], delta[..., :t])
+        gradients["sinks"] = of_sinks(x, known["lse"], made["delta"][..., :t])
     return [gradients[name] for name in wrt]
 
 

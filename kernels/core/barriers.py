@@ -19,6 +19,7 @@ class NamedBarrierId(enum.IntEnum):
     TURN = 1
     STORE = 4
     CLEAR = 7
+    ORDER = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

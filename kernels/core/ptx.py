@@ -6,7 +6,7 @@ from cutlass._mlir.dialects import llvm
 
 LOADS = {8: ("u8", "h", Int16), 16: ("b16", "h", Int16), 32: ("b32", "r", Int32)}  # form, register, its type
 
-__all__ = ["cvt_pair", "ld_global", "ld_shared_v2", "red_add_v4", "zero"]
+__all__ = ["cvt_pair", "ld_acquire", "ld_global", "ld_shared_v2", "red_add_v4", "red_release_inc", "zero"]
 
 
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
@@ -25,6 +25,20 @@ def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     return Int32(packed)
+
+
+def ld_acquire(pointer: cute.Pointer) -> Int32:
+    """ld.acquire.gpu: a number after which everything is seen that its writer released with it."""
+    loaded = llvm.inline_asm(
+        Int32.mlir_type,
+        [pointer.toint().ir_value()],
+        "ld.acquire.gpu.global.b32 $0, [$1];",
+        "=r,l,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Int32(loaded)
 
 
 def ld_global(pointer: cute.Pointer, index: Int32, step: Int64) -> Numeric:
@@ -77,6 +91,19 @@ def red_add_v4(pointer: cute.Pointer, values: tuple[Float32, ...], present: Int3
         [pointer.toint().ir_value(), *(value.ir_value() for value in values), present.ir_value()],
         "{ .reg .pred p; setp.ne.s32 p, $5, 0; @p red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4}; }",
         "l,f,f,f,f,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def red_release_inc(pointer: cute.Pointer) -> None:
+    """red.release.gpu.add: one more, seen after everything that this thread wrote or has seen."""
+    llvm.inline_asm(
+        None,
+        [pointer.toint().ir_value()],
+        "red.release.gpu.global.add.s32 [$0], 1;",
+        "l,~{memory}",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

@@ -15,6 +15,7 @@
     store        named        both wgs (256)         both     no wgmma reads K any more
     store[i]     named        wg i (128)             wg i     warpgroup i's part of dK and dV is in smem
     clear        named        both wgs (256)         both     rows of K, or of Q and dO, beyond the sequence are 0
+    order[i]     named        wg i (128)             wg i     wg i may add, or has added, to dQ; if deterministic
 
 All products of a tile of queries m are computed with keys as rows, so that P^T and dS^T, once rounded, are A operands
 where they lie:
@@ -39,8 +40,9 @@ and dout have head_dim_v columns):
     lse_log2        float32*  [batch, q_heads, padded_q_len]     +inf in rows that see nothing and beyond q_len
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
     dq_sum          float32*  [batch, q_heads, q_len, sum_columns]  added to
+    dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), 2]; only if deterministic
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
-                    place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2]
+                    place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
 
 Grid (ceil(kv_len / tile_n) * kv_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0 nothing is
@@ -99,6 +101,7 @@ class Rows(NamedTuple):
     lse_log2: cute.Pointer
     delta: cute.Pointer
     dq_sum: cute.Pointer
+    dq_turn: cute.Pointer | None  # int32: only if deterministic
 
 
 class Logits(NamedTuple):
@@ -768,12 +771,47 @@ class BackwardSm90:
         place = mma.place(first, thread, SLAB)
         dq = mma.rows_and_columns(fragments.dq)
         head_row = Int64(walk.head) * work.grid.q_len
+        turn = self.take_turn(rows, walk, work, wg)
         for r, row in enumerate(place.rows):
             offset = (head_row + row) * self.config.sum_columns + (column_slab * SLAB + 2 * place.first_column)
             present = Int32(cutlass.select_(row < work.grid.q_len, Int32(1), Int32(0)))
             for j in range(SLAB // 16):
                 values = tuple(dq[r, 4 * j + c] for c in range(4))
                 ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, self.within(column_slab, 16 * j, present))
+        self.pass_turn(turn, wg)
+
+    @cute.jit
+    def take_turn(self, rows: Rows, walk: Walk, work: Work, wg: Int32) -> cute.Pointer | None:
+        """Waits until all tiles of earlier keys have added to the warpgroup's part of the tile's dQ, if deterministic.
+
+        Their CTAs come earlier in the grid, so they run or have run. Returns where turns are counted. Waits: order.
+        """
+        turn = None
+        if cutlass.const_expr(rows.dq_turn is not None):
+            m_blocks = (work.grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
+            turn = rows.dq_turn + ((Int64(walk.head) * m_blocks + walk.m_block) * WARPGROUPS + wg)
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                own = work.tile.m_block - self.first_tile(walk.m_block, work)
+                while ptx.ld_acquire(turn) != own:
+                    pass
+            cute.arch.barrier(barrier_id=NamedBarrierId.ORDER + wg, number_of_threads=WARPGROUP)
+        return turn
+
+    def first_tile(self, m_block: Int32, work: Work) -> Int32 | int:
+        """The first tile of keys that a tile of queries sees some of: those from there on visit it, if they see it."""
+        seq = work.seq
+        if seq.window_right is None:
+            return 0
+        first_key = m_block * self.config.tile_m - seq.diagonal - seq.window_right
+        return cutlass.max(first_key, 0) // self.config.tile_n
+
+    @cute.jit
+    def pass_turn(self, turn: cute.Pointer | None, wg: Int32) -> None:
+        """The next tile of keys may add. Waits: order."""
+        if cutlass.const_expr(turn is not None):
+            cute.arch.barrier(barrier_id=NamedBarrierId.ORDER + wg, number_of_threads=WARPGROUP)
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                ptx.red_release_inc(turn)
 
     def within(self, column_slab: Int32 | int, column: int, present: Int32) -> Int32:
         """`present`, but 0 for a slab's column that is padding."""

@@ -11,6 +11,7 @@ them:
     lse, dlse   float32*  [batch, q_heads, q_len]
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
     dq_sum      float32*  [batch, q_heads, q_len, sum_columns]
+    dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), 2] zeros; only if deterministic
     q_len q_heads     int32 each
 
 Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1).
@@ -37,6 +38,7 @@ __all__ = ["PreprocessSm90"]
 
 VECTOR = 8  # 16-bit elements in 16 bytes
 FLOAT_VECTOR = 4
+WARPGROUPS = 2  # of the main kernel
 
 
 class Arrays(NamedTuple):
@@ -47,6 +49,7 @@ class Arrays(NamedTuple):
     lse_log2: cute.Pointer
     delta: cute.Pointer
     dq_sum: cute.Pointer
+    dq_turn: cute.Pointer | None
 
 
 class PreprocessSm90:
@@ -94,6 +97,8 @@ class PreprocessSm90:
 
         thread = cute.arch.thread_idx()[0]
         row = m_block * config.tile_m + thread
+        if cutlass.const_expr(arrays.dq_turn is not None):
+            self.clear_turns(arrays.dq_turn, head * m_blocks + m_block, thread)
         lse, dlse = Float32(-Float32.inf), Float32(0.0)
         if row < q_len:
             element = Int64(head) * q_len + row
@@ -118,6 +123,13 @@ class PreprocessSm90:
             for i in range(VECTOR):
                 total = cute.math.fma(a[i], b[i], total)
         return total
+
+    @cute.jit
+    def clear_turns(self, dq_turn: cute.Pointer, tile: Int32, thread: Int32) -> None:
+        """Nothing has been added to any warpgroup's part of the tile's dq."""
+        if thread < WARPGROUPS:
+            turn = cute.make_tensor(dq_turn + (Int64(tile) * WARPGROUPS + thread), cute.make_layout(1))
+            turn[0] = Int32(0)
 
     @cute.jit
     def clear(self, dq_sum: cute.Pointer, head: Int32, m_block: Int32, q_len: Int32) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ SHAPES = [
 ]
 
 
-def emulate(cell: Cell, options: Options, seed: int = 0, **changes):
+def emulate(cell: Cell, options: Options, seed: int = 0, *, deterministic: bool = False, **changes):
     """(operands, dout, dlse, gradients by name, results of the runs)."""
     x = testing.random(cell, seed) | changes
     rng = np.random.default_rng(seed + 1)
@@ -44,7 +46,8 @@ def emulate(cell: Cell, options: Options, seed: int = 0, **changes):
     dtype = testing.np_dtype(cell.dtype)
     dout = rng.standard_normal(forward.out.shape).astype(dtype)
     dlse = rng.standard_normal(forward.lse.shape).astype(np.float32)
-    config = backward_config(spec_of(cell, x), "sm_90a")
+    spec = dataclasses.replace(spec_of(cell, x), deterministic=deterministic)
+    config = backward_config(spec, "sm_90a")
     assert config is not None
     left, right = window_of(x)
     arrays = {"q": x["q"], "k": x["k"], "v": x["v"], "out": forward.out.astype(dtype), "dout": dout}
@@ -81,6 +84,17 @@ def test_keys_gradients_do_not_depend_on_when_copies_complete_or_who_runs_first(
     *_, expected, _ = emulate(ragged, MODES["late"])
     *_, gradients, _ = emulate(ragged, MODES[mode])
     for name in "kv":
+        assert np.array_equal(gradients[name].view(np.uint16), expected[name].view(np.uint16))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_deterministic_sum_does_not_depend_on_who_runs_first(seed):
+    local = cell(q=200, k=400, window=(100, 150), q_offset=50)
+    options = dataclasses.replace(MODES["random"], seed=seed)
+    *x, expected, _ = emulate(local, MODES["late"], deterministic=True)
+    *_, gradients, _ = emulate(local, options, deterministic=True)
+    assert_exact(*x, expected, local.dtype)
+    for name in "qkv":
         assert np.array_equal(gradients[name].view(np.uint16), expected[name].view(np.uint16))
 
 

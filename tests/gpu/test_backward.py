@@ -167,6 +167,33 @@ def test_vmap_gives_what_a_loop_gives():
         assert_close([g[i] for g in got], one, dout, dlse, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"head_dim": 64},
+        {"causal": True},
+        {"window": (300, 200)},
+        {"segments": 5, "causal": True, "kv_lengths": (900, 700)},
+    ],
+    ids=["d64", "causal", "window", "segments"],
+)
+def test_deterministic_gradients_are_the_same_bits_in_every_run(feature):
+    x = testing.random(Cell(**{**FEATURE, "q": 1000, "k": 1500, "kv_heads": 8, **feature}))
+    dout, dlse = cotangents(x)
+    options = {name: value for name, value in x.items() if name not in ("q", "k", "v")}
+    arrays = [jnp.asarray(x[name]) for name in "qkv"]
+
+    @jax.jit
+    def pull(q, k, v):
+        _, vjp = jax.vjp(functools.partial(kernel, **options, deterministic=True), q, k, v)
+        return vjp((jnp.asarray(dout), jnp.asarray(dlse)))
+
+    first = pull(*arrays)
+    assert_close(first, x, dout, dlse, "bfloat16")
+    for _ in range(200):
+        assert all(jax.tree.map(lambda a, b: bool((a == b).all()), pull(*arrays), first))
+
+
 @pytest.mark.parametrize("name", ["softmax_scale", "sinks"])
 def test_scale_and_sinks_have_gradients_too(name):
     x = testing.random(dataclasses.replace(SMALL, sinks=True)) | {"softmax_scale": np.float32(0.125)}

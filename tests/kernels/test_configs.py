@@ -114,6 +114,15 @@ def test_a_bad_backward_is_refused_with_its_numbers(change, message):
         dataclasses.replace(backward_config(spec(), "sm_90a"), **change)
 
 
+def test_a_deterministic_backward_counts_turns_and_visits_every_tile():
+    mask = MaskSpec(has_segments=True)
+    config = backward_config(spec(mask=mask, deterministic=True), "sm_90a")
+    names = [[param.name for param in kernel.params] for kernel in config.kernels]
+    assert ["dq_turn" in each for each in names] == [True, True, False]
+    assert "query_blocks" not in names[1]
+    assert config.postprocess == backward_config(spec(mask=mask), "sm_90a").postprocess
+
+
 def test_a_backward_asks_for_what_its_call_has_but_not_for_sinks():
     mask = MaskSpec(has_left=True, has_q_lengths=True, has_segments=True)
     config = backward_config(spec(mask=mask, has_sinks=True, has_softcap=True), "sm_90a")
