@@ -84,14 +84,8 @@ def flag(name: str, value: Any) -> bool:
     """A bool that is known when the program is traced."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    if isinstance(value, jax.core.Tracer):
-        fail(
-            TypeError,
-            f"{name} must be a Python bool",
-            "a traced value",
-            "make it a static argument of the jitted function",
-        )
-    fail(TypeError, f"{name} must be a Python bool", _described(value))
+    hint = "make it a static argument of the jitted function" if isinstance(value, jax.core.Tracer) else ""
+    fail(TypeError, f"{name} must be a Python bool", _described(value), hint)
 
 
 def choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
@@ -454,11 +448,12 @@ def _given(x: jax.Array, layout: str) -> tuple[int, ...]:
 
 
 def _described(value: Any) -> str:
-    return (
-        f"{value!r} ({type(value).__name__})"
-        if isinstance(value, bool | int | float | str | None)
-        else type(value).__name__
-    )
+    if isinstance(value, jax.core.Tracer):
+        return "a traced value"
+    if isinstance(value, jax.Array):
+        return "an array"
+    kind = type(value).__name__
+    return f"{value!r} ({kind})" if isinstance(value, bool | int | float | str | None) else kind
 
 
 def _alternatives(choices: Sequence[str | None], quote: bool = True) -> str:

@@ -239,6 +239,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         TypeError,
         "window must be None or a pair (left, right), got a tuple of 3",
     ),
+    (
+        "window-one-array",
+        {"window": jnp.arange(2)},
+        TypeError,
+        "window must be None or a pair (left, right), got an array",
+    ),
     ("window-fraction", {"window": (2.0, 0)}, TypeError, "window[0] must be None or an integer, got 2.0"),
     (
         "window-bool",
@@ -388,6 +394,12 @@ def test_a_traced_flag_is_told_to_be_static():
     message = "causal must be a Python bool, got a traced value; make it a static argument of the jitted function"
     with pytest.raises(TypeError, match=f"^{message}"):
         jax.jit(lambda causal: jax_fa4.attention(**GOOD, causal=causal))(True)
+
+
+def test_a_traced_word_is_told_to_be_one():
+    message = "implementation must be None, 'kernel', 'xla' or 'emulate', got a traced value"
+    with pytest.raises(TypeError, match=f"^{message}"):
+        jax.jit(lambda implementation: jax_fa4.attention(**GOOD, implementation=implementation))(1)
 
 
 def test_a_misspelt_argument_is_named():
