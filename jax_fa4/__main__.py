@@ -24,7 +24,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, or 1 after an error. Arguments that make no sense exit with 2."""
     parser = argparse.ArgumentParser(prog="python -m jax_fa4", description="FlashAttention-4 for JAX: its kernels.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    _add_build(commands.add_parser("build", help="compile kernels into the cache, so that no machine has to later"))
+    _add_build(commands.add_parser("build", help="compile the kernels of common calls into the cache"))
     _add_report(commands.add_parser("report", help="what kernels are made of: registers, spills, instructions"))
     commands.add_parser("info", help="versions, devices and cached kernels").set_defaults(run=_info)
     commands.add_parser("clear-cache", help="remove every cached kernel").set_defaults(run=_clear_cache)

@@ -82,8 +82,8 @@ def attention(
     A query that sees no key (T > S with `causal`, no length, a mask of False) gets out 0 and lse -inf, and gradients
     exactly 0; with sinks its lse is the sink. A query at or beyond its q_length gets out 0 and lse -inf always.
 
-    Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers (and for lengths numpy
-    arrays) are checked; other arrays are not, and a value outside its range gives an undefined result.
+    Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers and numpy arrays are
+    checked; arrays of JAX are not, and a value outside its range gives an undefined result.
 
     For policies of `jax.checkpoint` the results are named "jax_fa4_out" and "jax_fa4_lse": saving both spares a second
     forward. Batch and heads may be sharded without communication, heads where K is a multiple of the devices they are
@@ -105,8 +105,9 @@ def attention(
       bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a key.
         Differentiable, with a gradient of its own shape.
       mask: bool, broadcasts to [*batch, N, T, S]: True where the key is visible.
-      q_segment_ids: integers that broadcast to [*batch, T]: a query sees the keys with its own id. Needs the next.
-      kv_segment_ids: integers that broadcast to [*batch, S]. Needs the one before.
+      q_segment_ids: integers of 32 bits that broadcast to [*batch, T]: a query sees the keys with its own id. Needs the
+        next.
+      kv_segment_ids: integers of 32 bits that broadcast to [*batch, S]. Needs the one before.
       q_lengths: integers from 0 to T that broadcast to [*batch]: queries at or beyond it are padding.
       kv_lengths: integers from 0 to S that broadcast to [*batch]: keys at or beyond it are padding, whose content, even
         NaN, changes nothing.
@@ -114,9 +115,10 @@ def attention(
       deterministic: True makes gradients bitwise reproducible at some cost; the output always is.
       layout: "BTNH", the order above, or "BNTH": q, k, v and out are [*batch, heads, seq, head_dim]. No shape tells one
         from the other.
-      implementation: "kernel" runs a GPU kernel or raises, "xla" runs blockwise JAX. None prefers the kernel, and warns
-        once where a GPU has to run blockwise JAX. "emulate" is for debugging: a host callback runs the kernels for
-        `jax_fa4.target_arch` ("sm_90a"), those of the gradients too, in an emulator, on any machine and very slowly.
+      implementation: "kernel" runs GPU kernels, for `grad` as well, or raises. "xla" runs blockwise JAX, as all other
+        derivatives always do. None prefers kernels, and warns once where a GPU has to run blockwise JAX. "emulate" is
+        for debugging: a host callback runs the kernels for `jax_fa4.target_arch` ("sm_90a"), those of the gradients
+        too, in an emulator, on any machine and very slowly.
 
     Returns:
       out [*batch, T, N, E] in q's dtype; with return_lse (out, lse), where lse is [*batch, N, T] float32 (float64 for

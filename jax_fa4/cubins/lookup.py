@@ -47,8 +47,9 @@ def _get(config: Any, recipe: str, compiler: Compiler) -> Cubin:
     store = cache.user_store()
     if problem or compiler.version is None:
         raise RuntimeError(
-            f"no cubin is stored for {config!r}, and {problem}; or fill {store.folder} where the compiler is installed "
-            f"(python -m jax_fa4 build --arch {config.arch}) and bring its files here"
+            f"no cubin is stored for {config!r}, and {problem}; or lower this program where the compiler is installed "
+            f"(python -m jax_fa4 build --arch {config.arch} makes those of common calls) and bring the files of "
+            f"{store.folder} here"
         )
     key = key_of(recipe, compiler.version)
     with store.lock(key):

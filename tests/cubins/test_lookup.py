@@ -105,8 +105,9 @@ def test_without_compiler_and_cubin_the_error_says_what_to_do(config, folder):
         get(config, compiler=ABSENT)
     assert str(error.value) == (
         f"no cubin is stored for {config!r}, and the kernel compiler (nvidia-cutlass-dsl) is not installed: "
-        f'pip install "jax-fa4[cuda13]"; or fill {folder} where the compiler is installed '
-        "(python -m jax_fa4 build --arch sm_90a) and bring its files here"
+        'pip install "jax-fa4[cuda13]"; or lower this program where the compiler is installed '
+        "(python -m jax_fa4 build --arch sm_90a makes those of common calls) and bring the files of "
+        f"{folder} here"
     )
 
 
