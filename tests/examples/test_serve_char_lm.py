@@ -34,7 +34,8 @@ def shape(example):
 
 @pytest.fixture(scope="module")
 def model(example, shape):
-    return example.training.CharacterModel(shape, jnp.dtype("float32"), nnx.Rngs(0))
+    make = nnx.jit(lambda: example.training.CharacterModel(shape, jnp.dtype("float32"), nnx.Rngs(0)))  # in one program
+    return make()
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +70,25 @@ def test_an_answer_is_what_the_model_writes_without_any_cache(
     example, model, shape, requests, serve, quick_compilation
 ):
     request = max(requests, key=lambda request: request.new)
-    (answer,) = serve([request], paged(example, shape, slots=1)).values()
-    tokens = [*request.prompt.tolist(), *answer]
-    logits = model(jnp.asarray([tokens]), jnp.arange(len(tokens)))[0]
-    for place in range(len(request.prompt), len(tokens)):
-        batch = example.Batch(
-            tokens=jnp.zeros((1, 1), jnp.int32),
-            counts=jnp.array([1]),
-            lengths=jnp.array([place - 1]),
-            requests=jnp.array([request.number]),
-            page_table=jnp.zeros((1, 1), jnp.int32),
-        )
-        noise = example._noise(batch, shape.vocabulary)[0]
-        assert tokens[place] == int(jnp.argmax(logits[place - 1] / example.TEMPERATURE + noise))
+    (answer,) = serve([request], paged(example, shape)).values()
+    tokens = np.array([*request.prompt.tolist(), *answer])
+    places = np.arange(len(request.prompt), len(tokens))
+    logits = nnx.jit(example.training.CharacterModel.__call__)(model, tokens[None], jnp.arange(len(tokens)))[0]
+    batch = example.Batch(
+        tokens=np.zeros((len(places), 1), np.int32),
+        counts=np.ones(len(places), np.int32),
+        lengths=places - 1,
+        requests=np.full(len(places), request.number),
+        page_table=np.zeros((len(places), 1), np.int32),
+    )
+    noise = example._noise(batch, shape.vocabulary)
+    written = jnp.argmax(logits[places - 1] / example.TEMPERATURE + noise, axis=-1)
+    np.testing.assert_array_equal(tokens[places], written)
 
 
 def test_requests_wait_for_pages_and_share_no_page(example, shape, requests, serve, monkeypatch, quick_compilation):
-    cache = paged(example, shape, num_pages=6)
+    cache = paged(example, shape)
+    del cache.free[6:]
     batches = []
     make = example._batch
     monkeypatch.setattr(example, "_batch", lambda *args: batches.append(dict(cache.held)) or make(*args))
