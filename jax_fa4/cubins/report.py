@@ -42,6 +42,7 @@ class Resources:
     dynamic_smem_bytes: int
     instructions: int
     opcodes: Counter[str]  # without modifiers
+    role_registers: tuple[int, ...] = ()  # of a thread, as roles ask for them, in the order of the code
     loops: tuple[Counter[str], ...] = ()  # the same of each innermost loop that has one of WORK, in order
 
     @property
@@ -98,6 +99,7 @@ def resources_of(cubin: Cubin) -> Resources:
         dynamic_smem_bytes=cubin.smem_bytes,
         instructions=opcodes.total(),
         opcodes=opcodes,
+        role_registers=tuple(int(i["rest"].split()[-1], 16) for i in instructions if i["opcode"] == "USETMAXREG"),
         loops=tuple(_loops(instructions)),
     )
 
@@ -133,8 +135,9 @@ def table(cubins: Sequence[Cubin], resources: Sequence[Resources] | None = None)
 
 
 def full_table(cubins: Sequence[Cubin], resources: Sequence[Resources]) -> str:
-    """The same with counts of each loop, in the order of the code, with slashes between them."""
+    """The same with registers of each role and counts of each loop, in the order of the code, slashes between them."""
     columns = {name: [str(of(found)) for found in resources] for name, of in COLUMNS.items()}
+    columns["role regs"] = ["/".join(map(str, found.role_registers)) or "-" for found in resources]
     for name, of in LOOP_COLUMNS.items():
         columns[name] = ["/".join(str(of(loop)) for loop in found.loops) or "-" for found in resources]
     return _table(cubins, columns)

@@ -73,7 +73,7 @@ def disassembled(monkeypatch):
     numbers = {
         field.name: 0
         for field in dataclasses.fields(report.Resources)
-        if field.name not in ("registers", "opcodes", "loops")
+        if field.name not in ("registers", "opcodes", "role_registers", "loops")
     }
     found = [report.Resources(registers=168, opcodes=Counter(HGMMA=7), **numbers)]
     monkeypatch.setattr(command, "resources_of", lambda cubin: found[0])

@@ -34,7 +34,7 @@ LISTING = """
 
 
 LOOPS = """
-        /*0000*/                   MOV R1, R2 ;
+        /*0000*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0 ;
         /*0010*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
         /*0020*/                   MUFU.EX2 R4, R4 ;
         /*0030*/              @!P0 BRA 0x600 ;
@@ -46,6 +46,7 @@ LOOPS = """
         /*0090*/               @P3 BRA 0x0 ;
         /*0600*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
         /*0610*/                   BRA 0x20 ;
+        /*0620*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;
 """
 
 
@@ -78,8 +79,8 @@ def test_loops_are_the_innermost_with_products(monkeypatch, cubin):
     assert first == Counter(HGMMA=1, MUFU=1, BRA=2)
     assert second == Counter(HGMMA=1, BRA=1)
     head, row = report.full_table([dataclasses.replace(cubin, config="C(x=1)")], [resources]).splitlines()
-    assert head.endswith("loop instr  loop MMA  loop MUFU  loop FFMA  config")
-    assert row.split()[-5:] == ["4/2", "1/1", "1/0", "0/0", "C(x=1)"]
+    assert head.endswith("role regs  loop instr  loop MMA  loop MUFU  loop FFMA  config")
+    assert row.split()[-6:] == ["240/24", "4/2", "1/1", "1/0", "0/0", "C(x=1)"]
 
 
 def test_the_table_is_the_same_in_whatever_order_cubins_come(disassembled, cubin):
