@@ -49,7 +49,7 @@ QUICK = [
     cell(q=300, k=270, causal=True, group=2, dtype="float16"),
     cell(q=200, k=77, causal=True, dtype="float16"),  # the first tile sees no key
     cell(q=20, k=0, causal=True, dtype="float16"),
-    cell(q=150, k=300, window=(40, 10)),
+    cell(q=150, k=300, window=(40, 10), head_dim=128, dtype="float16"),
     cell(q=70, k=90, head_dim=72, head_dim_v=96, causal=True),
     cell(q=20, k=130, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),

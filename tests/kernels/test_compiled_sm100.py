@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
+from jax_fa4 import cubins
 from jax_fa4.configs import forward_config
 from jax_fa4.cubins import ptx_params, report
-from jax_fa4.kernels.build import compile_kernel
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 REPORT = Path(__file__).with_name("resources_sm100.txt")
@@ -49,7 +49,8 @@ def config_of(cell):
 
 @functools.cache
 def compiled(cell):
-    return compile_kernel(config_of(cell))
+    """Once for all tests, those of the emulator too."""
+    return cubins.get(config_of(cell))
 
 
 def cubin(cell):
@@ -59,7 +60,7 @@ def cubin(cell):
         arch=config.arch,
         config=config.name,
         entry=binary.entry,
-        image=binary.cubin,
+        image=binary.image,
         smem_bytes=binary.smem_bytes,
     )
 
@@ -120,7 +121,7 @@ def test_shared_memory_is_used_to_its_last_byte(cell):
 
 def test_an_eighth_of_the_exponentials_is_emulated():
     hardware, mixed = (
-        collections.Counter(re.findall(r"^\s+([a-z0-9]+)\S* ", compile_kernel(config).ptx, re.MULTILINE))["ex2"]
+        collections.Counter(re.findall(r"^\s+([a-z0-9]+)\S* ", cubins.get(config).ptx, re.MULTILINE))["ex2"]
         for config in (dataclasses.replace(config_of(CELLS[1]), exp2_period=0), config_of(CELLS[1]))
     )
     blocks = 2 * 2  # the first one and the loop, for both tiles
