@@ -32,7 +32,7 @@ from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
 from jax_fa4.spec import Layout
 
-__all__ = ["SCALARS", "Buffers", "Kernel", "axes_of", "scalars_of"]
+__all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
 
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
 FLOATS = ("lse", "dlse", "lse_log2", "delta", "dq_sum")
@@ -67,12 +67,6 @@ class Buffer(NamedTuple):
     number: int
     axes: Axes
     part: int = 0  # of a fused array
-
-
-def scalars_of(config: Config) -> tuple[str, ...]:
-    """Scalar operands of a kernel, in the order of the custom call."""
-    pointers = {param.name for param in config.params if isinstance(param, PointerParam)}
-    return tuple(name for name in SCALARS if name in pointers)
 
 
 def axes_of(name: str, layout: Layout) -> Axes:

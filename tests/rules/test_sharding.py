@@ -130,6 +130,17 @@ def test_any_sharding_gives_the_same_results(kind, spec, wanted, assert_close):
     assert_close(actual, wanted[K])
 
 
+@pytest.mark.parametrize("spec", [P(), P("model"), P(None, "data", None, "model")], ids=str)
+def test_results_may_be_sharded_unlike_the_queries(spec, wanted, assert_close):
+    def constrained(q, k, v):
+        out, lse = attend(q, k, v)
+        return (jax.lax.with_sharding_constraint(out, spec) ** 2).sum() + jnp.sin(lse).sum()
+
+    with mesh_of(AxisType.Auto) as mesh:
+        actual = jax.jit(jax.grad(constrained, (0, 1, 2)))(*place(mesh, arrays(), HEADS, HEADS, HEADS))
+    assert_close(actual, wanted[K][1])
+
+
 @kinds
 def test_every_option_follows_the_sharding_of_the_queries(kind, assert_close):
     rng = np.random.default_rng(1)
