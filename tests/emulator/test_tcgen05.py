@@ -494,6 +494,20 @@ def test_a_pair_multiplies_with_halves_of_the_operands(m, source):
             assert (got[cta, 64:] == rows[:, n // 2 :]).all()
 
 
+def test_both_ctas_of_a_pair_know_of_an_allocation():
+    """The instruction is theirs together: a relaxed barrier behind it is enough to write the other's columns."""
+    a, b = tiles(128, 32, ("bf16", "bf16"))
+    body = per_cta(image(a, b).nbytes, 1, 64) + INIT + fill(a, b) + VISIBLE + CLUSTER_SYNC + alloc(512, 2)
+    body += CLUSTER_SYNC.replace("arrive", "arrive.relaxed") + operands(a, b, idesc(256, 64, "bf16", "bf16"))
+    body += "setp.ne.b32 %p6, %r30, 0;\nor.pred %p7, %p6, %p1;\n@%p7 bra ISSUED;\n"
+    body += mma("f16", group=2, enable="0") + COMMIT_PAIR + "ISSUED:\n" + wait() + load_matrix(64, 0)
+    images = np.stack([image(a, b)] * 2)
+    out = run(body + dealloc(512, 2) + CLUSTER_SYNC, images, out_rows=128, grid=(2, 1, 1), cluster=(2, 1, 1))
+    product = a.values @ np.concatenate([b.values, b.values]).T
+    for rows in np.split(out.view(np.float32), 2):
+        assert (product == rows.T).all()
+
+
 # copies
 
 

@@ -22,6 +22,8 @@ class Requests:
     """What a CTA has asked for so far: the k-th request of each CTA of a pair belong together."""
 
     columns: list[int] = dataclasses.field(default_factory=list)  # of allocations
+    warps: list[Warp] = dataclasses.field(default_factory=list)  # that asked for them
+    addresses: list[int] = dataclasses.field(default_factory=list)  # that they got
     frees: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (address, columns) of deallocations
 
 
@@ -61,22 +63,41 @@ def alloc(form: Form) -> Effect:
         columns = lanes.uniform(warp.v[count], "column count")
         memory = memory_of(warp.cta)
         memory.check_request(columns)
-        made = _requests(warp.cta).columns
-        number = len(made)
-        made.append(columns)
+        made = _requests(warp.cta)
+        number = len(made.columns)
+        made.columns.append(columns)
+        made.warps.append(warp)
 
         def ready() -> bool:
-            return _check_equal(ctas, number, "columns") and memory.find_free(columns) is not None
+            if number < len(made.addresses):
+                return True
+            has_room = all(memory_of(cta).find_free(columns) is not None for cta in ctas)
+            return _check_equal(ctas, number, "columns") and has_room
 
         def finish() -> None:
-            address = memory.allocate(columns, warp.clock.agent, warp.clock.epoch)
-            values = np.array([[address]], np.uint32)
+            if number == len(made.addresses):
+                _allocate(ctas, number, columns)
+            values = np.array([[made.addresses[number]]], np.uint32)
             warp.cta.smem.store(np.array([offset]), values, warp.clock, "tcgen05.alloc")
 
         what = f"tcgen05.alloc of {columns} columns" + (" in both CTAs of the pair" if cta_group == 2 else "")
         return Wait(what=lambda: what, ready=ready, then=finish)
 
     return form.effect(execute)
+
+
+def _allocate(ctas: tuple[Cta, ...], number: int, columns: int) -> None:
+    """In all CTAs at once: the warps that asked know of each other's allocation."""
+    warps = [_requests(cta).warps[number] for cta in ctas]
+    for warp in warps:
+        warp.clock.release()  # so that the others learn of nothing else
+        address = memory_of(warp.cta).allocate(columns, warp.clock.agent, warp.clock.epoch)
+        _requests(warp.cta).addresses.append(address)
+    for warp in warps:
+        for other in warps:
+            warp.clock.learn(other.clock.agent, other.clock.epoch)
+    for warp in warps:
+        warp.clock.release()
 
 
 @family("tcgen05.dealloc")
