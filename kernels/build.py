@@ -81,6 +81,8 @@ def _pointers(config: Any) -> dict[str, Any]:
         for param in config.params
         if isinstance(param, PointerParam)
     }
+    if "dq_tiles" in pointers:
+        pointers["dq_sum"] = pointers.pop("dq_tiles")  # the same place, in another order
     strides = {f"{name}_strides": tuple(cutlass.Int64(0) for _ in range(3)) for name in DENSE if name in pointers}
     return pointers | strides
 

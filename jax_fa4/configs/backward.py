@@ -30,7 +30,7 @@ from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, 
 __all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
-HEAD_DIM_LIMIT = 128
+HEAD_DIM_LIMIT = 256
 WARPGROUPS = 2  # consumers: each holds half the keys of a tile
 QUERY_EXTENTS: tuple[Extent, ...] = ("q_len", "q_heads", "batch")
 KEY_EXTENTS: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
@@ -55,8 +55,8 @@ class TileConfig:
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) % 8 or not 0 < getattr(self, name) <= HEAD_DIM_LIMIT:
                 raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIM_LIMIT}, got {getattr(self, name)}")
-        if self.tile_m not in (64, 128):
-            raise ValueError(f"tile_m must be 64 or 128, got {self.tile_m}")
+        if self.tile_m not in (32, 64, 128):
+            raise ValueError(f"tile_m must be 32, 64 or 128, got {self.tile_m}")
         if self.columns < self.head_dim:
             raise ValueError(f"tile_m={self.tile_m} has room for head_dim {self.columns}, got {self.head_dim}")
 
@@ -73,23 +73,57 @@ class TileConfig:
     @property
     def turns(self) -> tuple[PointerParam, ...]:
         """How many tiles of keys have been added to each warpgroup's part of each tile of dq, if the order matters."""
-        dims: tuple[Extent, ...] = ("batch", "q_heads", "q_tiles", "warpgroups")
+        dims: tuple[Extent, ...] = ("batch", "q_heads", "q_tiles", "dq_parts")
         return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if self.deterministic else ()
 
     @property
+    def parts(self) -> int:
+        """CTAs that share a tile of keys: each has all of its weights, and a part of the columns of dq, dk and dv."""
+        return 2 if self.sums_columns else 1
+
+    @property
+    def sums_columns(self) -> bool:
+        """Whether a warpgroup sums 64 columns of a tile of dq, transposed, instead of 64 of its rows."""
+        return self.tile_m < WARPGROUP_ROWS
+
+    @property
+    def dq_parts(self) -> int:
+        """Parts of a tile of dq: one for each warpgroup of each of the CTAs that share a tile of keys."""
+        return WARPGROUPS * self.parts
+
+    @property
     def columns(self) -> int:
-        """Of q and k in shared memory: head_dim, padded so that each warpgroup has a 64 x 64 slab of a tile of dq."""
+        """Of q and k in shared memory: head_dim, padded so that each warpgroup has 64 rows or columns of a tile of dq,
+        64 x 64 elements where the tile is not longer than that.
+        """
         return WARPGROUPS * WARPGROUP_ROWS * self.slab // self.tile_m
 
     @property
     def v_columns(self) -> int:
-        """Of v and dout in shared memory: head_dim_v, padded to whole slabs."""
-        return round_up(self.head_dim_v, self.slab)
+        """Of v and dout in shared memory: head_dim_v, padded to whole slabs in each part."""
+        return round_up(self.head_dim_v, self.parts * self.slab)
+
+    @property
+    def part_columns(self) -> int:
+        """Of dk, in a CTA."""
+        return self.columns // self.parts
+
+    @property
+    def v_part_columns(self) -> int:
+        """Of dv, in a CTA."""
+        return self.v_columns // self.parts
 
     @property
     def sum_columns(self) -> int:
-        """Of dq_sum: head_dim, padded to what neighbouring threads add side by side."""
-        return round_up(self.head_dim, MMA_COLUMNS)
+        """Of dq_sum: head_dim, padded to what neighbouring threads add side by side, or to whole slabs."""
+        return round_up(self.head_dim, self.slab if self.sums_columns else MMA_COLUMNS)
+
+    @property
+    def dq_sum(self) -> PointerParam:
+        """The float32 array that dq is summed in: rows, or whole tiles in the order of the threads' registers."""
+        name, rows = ("dq_tiles", "padded_q_len") if self.sums_columns else ("dq_sum", "q_len")
+        dims: tuple[Extent, ...] = ("batch", "q_heads", rows, "sum_columns")  # type: ignore[assignment]
+        return PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16)
 
     @property
     def dims(self) -> str:
@@ -145,9 +179,7 @@ class PreprocessConfig(TileConfig):
             PointerParam(name="dlse", dtype="float32", dims=("batch", "q_heads", "q_len")),
             PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
-            PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
-            ),
+            self.dq_sum,
             *self.turns,
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
         )
@@ -179,9 +211,7 @@ class PostprocessConfig(TileConfig):
         """The kernel's parameters, in order."""
         return (
             self.tensor_map("dq", self.tile_m),
-            PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
-            ),
+            self.dq_sum,
             PointerParam(name="softmax_scale", dtype="float32"),
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
         )
@@ -340,9 +370,7 @@ class BackwardConfig(TileConfig):
             *(self.tensor_map(name, WARPGROUP_ROWS) for name in ("k", "v", "dk", "dv")),
             PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
             PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
-            PointerParam(
-                name="dq_sum", dtype="float32", dims=("batch", "q_heads", "q_len", "sum_columns"), pointee_align=16
-            ),
+            self.dq_sum,
             *self.turns,
             *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
@@ -351,7 +379,7 @@ class BackwardConfig(TileConfig):
     @property
     def _elements_a_row(self) -> int:
         """Of dk, dv, p and dp."""
-        return self.columns + self.v_columns + 2 * self.tile_m
+        return self.part_columns + self.v_part_columns + 2 * self.tile_m
 
     def _registers(self, elements_a_row: int) -> int:
         """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""

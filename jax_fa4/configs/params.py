@@ -23,7 +23,7 @@ Extent = Literal[
     "q_tiles",
     "kv_tiles",
     "range",
-    "warpgroups",  # 2: consumers of a backward
+    "dq_parts",  # of a tile, summed apart from each other
     "mask_size",
     "bias_size",
 ]

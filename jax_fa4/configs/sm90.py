@@ -25,7 +25,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackwardRow:
-    """Choices for one pair of head dims. A tile has 128 x 64 elements of dq: a slab for each of two warpgroups."""
+    """Choices for one pair of head dims. `tile_m` is 64 at least where two warpgroups hold all columns of a tile."""
 
     tile_m: int
     tile_n: int
@@ -68,10 +68,12 @@ DENSE_AND_SOFTCAP = {
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (256, 256): BackwardRow(tile_m=32, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
 }
 # Scores with a cap, a byte or a bias need registers, which a smaller tile of queries has, though it pads head dims.
 BACKWARD_OF_ELEMENTS = {
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (256, 256): BackwardRow(tile_m=32, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
 }
 
 

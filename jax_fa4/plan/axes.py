@@ -1,10 +1,10 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
 k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim
-of v, w d padded, m tiles of queries or keys, c two ends of a range or warpgroups, f the three parts of a fused array.
-Query heads in memory are kv heads and their groups side by side, so both together count as one axis there. An array
-that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it has one element in place
-of b, n, t.
+of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts of a tile of dq, f the three parts of a
+fused array. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
+An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it has one element
+in place of b, n, t.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "PER_SEQUENCE",
     "QUERY_BLOCKS",
     "QUERY_SUMS",
+    "QUERY_TILES",
     "QUERY_TURNS",
     "Q_IDS",
     "ROW_STATISTICS",
@@ -69,7 +70,8 @@ SCALAR = Axes("", "")
 LSE = Axes("kgt", "kgt")
 ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
 QUERY_SUMS = Axes("kgtw", "kgtw")
-QUERY_TURNS = Axes("kgmc", "kgmc")
+QUERY_TILES = Axes("kgpw", "kgpw")
+QUERY_TURNS = Axes("kgmu", "kgmu")
 SINKS = Axes("kg", "kg")
 PER_SEQUENCE = Axes("k", "k")
 Q_IDS = Axes("kt", "kt")

@@ -17,7 +17,7 @@ from jax_fa4.spec import Layout
 
 __all__ = ["backward", "operand_names", "result_names"]
 
-SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn")
+SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn")
 
 
 def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from jax_fa4.plan.axes import (
     Q_IDS,
     QUERY_BLOCKS,
     QUERY_SUMS,
+    QUERY_TILES,
     QUERY_TURNS,
     ROW_STATISTICS,
     SCALAR,
@@ -35,7 +36,7 @@ from jax_fa4.spec import Layout
 __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
 
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
-FLOATS = ("lse", "dlse", "lse_log2", "delta", "dq_sum")
+FLOATS = ("lse", "dlse")
 ARRAYS = {
     "qkv": FUSED,
     "dqkv": FUSED,
@@ -50,6 +51,7 @@ ARRAYS = {
     "lse_log2": ROW_STATISTICS,
     "delta": ROW_STATISTICS,
     "dq_sum": QUERY_SUMS,
+    "dq_tiles": QUERY_TILES,
     "dq_turn": QUERY_TURNS,
 }
 
@@ -116,10 +118,9 @@ class Buffers:
             "head_dim": q.axes.size(q.number, "d"),
             "kv_tiles": ceil_div(k.axes.size(k.number, "s"), config.tile_n),
             "range": 2,
-            "warpgroups": 2,
         }
         if isinstance(config, BackwardConfig):
-            self.extents["sum_columns"] = config.sum_columns
+            self.extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
         for name in dense:
             self.extents |= _dense_extents(name, self.buffers[name])
 
@@ -128,8 +129,9 @@ class Buffers:
         return as_expr(self.extents["q_tiles"]) * self.extents["q_heads"] * self.extents["batch"]
 
     def key_tiles(self) -> Expr:
-        """A CTA for each tile of keys of each kv head."""
-        return ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
+        """A backward's CTAs for each tile of keys of each kv head."""
+        tiles = ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
+        return tiles * self.config.parts if isinstance(self.config, BackwardConfig) else tiles
 
     def launch(self, config: Config, kernel: Kernel, tiles: Expr) -> Launch:
         """The launch of one of the call's kernels."""
@@ -153,6 +155,7 @@ class Buffers:
             "g": "G",
             "p": "P",
             "w": getattr(self.config, "sum_columns", None),
+            "u": getattr(self.config, "dq_parts", None),
             "m": None,
             "c": 2,
             "b": None,

@@ -181,18 +181,19 @@ def _backward(
         name: known[name] if name in known else logical(name, x, configs[0])
         for name in backward.operand_names(configs[0], is_fused=spec.is_fused)
     }
+    sum_name = configs[0].dq_sum.name
     results = {
         **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
-        "dq_sum": ((*rows, configs[0].sum_columns), "float32"),
+        sum_name: ((*rows[:-1], padded if configs[0].sums_columns else t, configs[0].sum_columns), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
     if spec.deterministic:
-        results["dq_turn"] = ((*rows[:-1], padded // configs[0].tile_m, 2), "int32")
+        results["dq_turn"] = ((*rows[:-1], padded // configs[0].tile_m, configs[0].dq_parts), "int32")
     made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, dense_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
-        gradients["softmax_scale"] = of_scale(x, made["dq_sum"])
+        gradients["softmax_scale"] = of_scale(x, made[sum_name], configs[0])
     if "sinks" in wrt:
         gradients["sinks"] = of_sinks(x, known["lse"], made["delta"][..., :t])
     return [gradients[name] for name in wrt]

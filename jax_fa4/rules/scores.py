@@ -5,23 +5,39 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jax_fa4.configs import BackwardConfig
 from jax_fa4.operands import Operands
 from jax_fa4.rules.logical import query_heads
 
 __all__ = ["of_scale", "of_sinks"]
 
 
-def of_scale(x: Operands, dq_sum: jax.Array) -> jax.Array:
-    """[] from dq before it is scaled, [*B, K, G, T, W] float32 with columns as the kernel adds them.
-
-    Places 16 j + 4 t + 2 h + p of a row are columns 16 j + 8 h + 2 t + p.
-    """
-    *rows, columns = dq_sum.shape
-    dq = jnp.swapaxes(dq_sum.reshape(*rows, columns // 16, 4, 2, 2), -3, -2).reshape(*rows, columns)
-    dq = dq[..., : x.q.shape[-1]]
+def of_scale(x: Operands, dq_sum: jax.Array, config: BackwardConfig) -> jax.Array:
+    """[] from dq before it is scaled, float32 in the order in which the kernels of `config` add it."""
+    rows = (*dq_sum.shape[:-2], x.q.shape[-3])
+    dq = (_from_tiles(dq_sum, config.tile_m) if config.sums_columns else _from_rows(dq_sum))[
+        ..., : x.q.shape[-3], : x.q.shape[-1]
+    ]
     q = query_heads(x.q, rows[-2]).swapaxes(-2, -3).astype(dq.dtype)
     terms = jnp.where(dq == 0, 0, dq * q)  # a query that sees no key may be NaN
     return terms.sum().astype(x.softmax_scale.dtype)
+
+
+def _from_rows(dq_sum: jax.Array) -> jax.Array:
+    """[*B, K, G, T, W]: places 16 j + 4 t + 2 h + p of a row are columns 16 j + 8 h + 2 t + p."""
+    *rows, columns = dq_sum.shape
+    return jnp.swapaxes(dq_sum.reshape(*rows, columns // 16, 4, 2, 2), -3, -2).reshape(*rows, columns)
+
+
+def _from_tiles(dq_tiles: jax.Array, tile_m: int) -> jax.Array:
+    """[*B, K, G, P, W], a tile of which is [slab s, j, warp w, l, t, h, p]: query 8 j + 2 t + p, column
+    64 s + 16 w + 8 h + l.
+    """
+    *heads, padded, columns = dq_tiles.shape
+    tiles = dq_tiles.reshape(*heads, padded // tile_m, columns // 64, tile_m // 8, 4, 8, 4, 2, 2)
+    order = [0, 2, 5, 7, 1, 3, 6, 4]  # tile, j, t, p, s, w, h, l
+    lead = len(heads)
+    return tiles.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
 
 
 def of_sinks(x: Operands, lse: jax.Array, delta: jax.Array) -> jax.Array:

@@ -29,8 +29,12 @@ keys of the tile, and adds it to float32 global memory. Query tiles are visited 
     wg issues   | dQ(m+1) dK(m+1) S(m) |           | dP(m) |         | dV(m) |          |
     wg computes |                      | add dQ(m+1)       | P(m)            | dS(m)    |   one wait before each
 
-`dq_sum` holds a row's columns permuted, see `reduce_queries`. Head dims are padded to D and E in shared memory: the
-copies fill in zeros there, and drop them from the results.
+Head dims beyond 128 leave no registers for all columns of dK and dV: two CTAs (parts) then compute the same P and dS,
+and half of the columns of dQ, dK and dV each. Their tiles of 32 queries are no M of a wgmma: a warpgroup computes 64
+columns of dQ transposed, K^T dS^T.
+
+`dq_sum` holds a row's columns permuted, see `add_rows`; `dq_tiles` tiles of registers, see `add_tile`. Head dims are
+padded to D and E in shared memory: the copies fill in zeros there, and drop them from the results.
 
 Parameters in order, as `BackwardConfig.params` lists them (maps as in the forward, with a swizzle of 128 bytes; v, dv
 and dout have head_dim_v columns):
@@ -39,14 +43,15 @@ and dout have head_dim_v columns):
     k, v, dk, dv    map   (head_dim, kv_len, kv_heads, batch)    box (64, 64, 1, 1)
     lse_log2        float32*  [batch, q_heads, padded_q_len]     +inf in rows that see nothing and beyond q_len
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
-    dq_sum          float32*  [batch, q_heads, q_len, sum_columns]  added to
-    dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), 2]; only if deterministic
+    dq_sum          float32*  [batch, q_heads, q_len, sum_columns]  added to; or
+    dq_tiles        float32*  [batch, q_heads, padded_q_len, sum_columns]
+    dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
                     place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
 
-Grid (ceil(kv_len / tile_n) * kv_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0 nothing is
-copied through the maps of q and dout.
+Grid (ceil(kv_len / tile_n) * kv_heads * batch * parts, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0
+nothing is copied through the maps of q and dout.
 """
 
 from __future__ import annotations
@@ -119,12 +124,16 @@ class Smem(NamedTuple):
     k: cute.Tensor  # (64, D, warpgroups)
     v: cute.Tensor  # (64, E, warpgroups)
     k_slabs: cute.Tensor  # (64 columns, 64 keys, slabs * warpgroups), the bytes of k, slab fastest
+    dk: cute.Tensor  # (64, D / parts, parts * warpgroups), the bytes of k, part fastest
+    dv: cute.Tensor  # (64, E / parts, parts * warpgroups), the bytes of v, part fastest
     q: cute.Tensor  # (tile_m, D, q_stages)
-    q_transposed: cute.Tensor  # (D, tile_m, q_stages), the same bytes
+    q_transposed: cute.Tensor  # (D / parts, tile_m, parts * q_stages), the same bytes, part fastest
     dout: cute.Tensor  # (tile_m, E, dout_stages)
-    dout_transposed: cute.Tensor  # (E, tile_m, dout_stages), the same bytes
+    dout_transposed: cute.Tensor  # (E / parts, tile_m, parts * dout_stages), the same bytes, part fastest
     ds: cute.Tensor  # (64 keys, tile_m, warpgroups * ds_stages), warpgroup fastest
-    ds_slabs: cute.Tensor  # (64 queries, 64 keys, slabs * warpgroups * ds_stages), the same bytes, slab fastest
+    ds_slabs: (
+        cute.Tensor
+    )  # (tile_m or 64 queries, 64 keys, slabs * warpgroups * ds_stages), the same bytes, slab fastest
     lse_log2: cute.Tensor  # (tile_m, q_stages)
     delta: cute.Tensor  # (tile_m, dout_stages)
 
@@ -134,6 +143,7 @@ class Work(NamedTuple):
 
     grid: Grid
     tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
+    part: Int32 | int  # of the columns of dQ, dK and dV
     seq: Sequence  # of the transposed problem, where a key sees queries
     visit: Visit
     group: Int32
@@ -200,7 +210,7 @@ class BackwardSm90:
     def __init__(self, config: BackwardConfig) -> None:
         self.config = config
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
-        self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.columns // SLAB
+        self.query_slabs, self.column_slabs = max(config.tile_m // SLAB, 1), config.columns // SLAB
         # of the transposed problem: rows are keys, columns are queries
         self.bounds = Bounds(
             tile_m=config.tile_n,
@@ -250,8 +260,8 @@ class BackwardSm90:
             dout=atom(load, dout, config.tile_m, config.v_columns),
             k=atom(load, k, WARPGROUP_ROWS, config.columns),
             v=atom(load, v, WARPGROUP_ROWS, config.v_columns),
-            dk=atom(store, dk, WARPGROUP_ROWS, config.columns),
-            dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns),
+            dk=atom(store, dk, WARPGROUP_ROWS, config.part_columns),
+            dv=atom(store, dv, WARPGROUP_ROWS, config.v_part_columns),
         )
         self.kernel(maps, rows, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
@@ -270,10 +280,12 @@ class BackwardSm90:
         # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
         group = grid.q_heads // grid.kv_heads
         transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
-        tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
+        index, parts = cute.arch.block_idx()[0], self.config.parts
+        tile = self.scheduler.tile(index if parts == 1 else index // parts, transposed)
+        part = 0 if parts == 1 else index % parts
         seq = sequence(inputs, grid, tile).transposed()
         visit = self.bounds.visit(tile.m_block, seq, key_blocks(inputs, transposed, tile, self.config.tile_n))
-        work = Work(grid, tile, seq, visit, group, logits)
+        work = Work(grid, tile, part, seq, visit, group, logits)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
 
@@ -315,6 +327,10 @@ class BackwardSm90:
         def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
             return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
 
+        def parts_of(tile: cute.Tensor, columns: int) -> cute.Tensor:
+            layout = mma.k_major(self.dtype, WARPGROUP_ROWS, columns, config.parts * WARPGROUPS)
+            return cute.make_tensor(tile.iterator, layout.outer)
+
         k = tiles(WARPGROUP_ROWS, config.columns, WARPGROUPS)
         v = tiles(WARPGROUP_ROWS, config.v_columns, WARPGROUPS)
         q = tiles(config.tile_m, config.columns, config.q_stages)
@@ -325,12 +341,14 @@ class BackwardSm90:
             k=k,
             v=v,
             k_slabs=transposed(k, WARPGROUP_ROWS, SLAB, self.column_slabs * WARPGROUPS),
+            dk=parts_of(k, config.part_columns),
+            dv=parts_of(v, config.v_part_columns),
             q=q,
-            q_transposed=transposed(q, config.tile_m, config.columns, config.q_stages),
+            q_transposed=transposed(q, config.tile_m, config.part_columns, config.parts * config.q_stages),
             dout=dout,
-            dout_transposed=transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
+            dout_transposed=transposed(dout, config.tile_m, config.v_part_columns, config.parts * config.dout_stages),
             ds=ds,
-            ds_slabs=transposed(ds, WARPGROUP_ROWS, SLAB, self.query_slabs * ds_tiles),
+            ds_slabs=transposed(ds, WARPGROUP_ROWS, min(SLAB, config.tile_m), self.query_slabs * ds_tiles),
             lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
             delta=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.dout_stages)), 16),
         )
@@ -428,17 +446,24 @@ class BackwardSm90:
         config = self.config
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         scores_mma = mma.scores_mma(self.dtype, config.tile_m)
-        values_mma = mma.values_mma(self.dtype, config.v_columns)
-        keys_mma = mma.keys_mma(self.dtype, config.columns)
-        queries_mma = mma.queries_mma(self.dtype, SLAB)
+        values_mma = mma.values_mma(self.dtype, config.v_part_columns)
+        keys_mma = mma.keys_mma(self.dtype, config.part_columns)
+        queries_mma = mma.queries_mma(self.dtype, min(SLAB, config.tile_m))
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
         tiled = (scores_mma, values_mma, keys_mma, queries_mma)
         by_scores, by_values, by_keys, by_queries = (each.get_slice(0) for each in tiled)
         scores_shape = scores_mma.partition_shape_C((WARPGROUP_ROWS, config.tile_m))
         weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_m))
-        keys_shape = keys_mma.partition_shape_C((WARPGROUP_ROWS, config.columns))
-        values_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.v_columns))
-        queries_shape = queries_mma.partition_shape_C((SLAB, SLAB))
+        keys_shape = keys_mma.partition_shape_C((WARPGROUP_ROWS, config.part_columns))
+        values_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.v_part_columns))
+        queries_shape = queries_mma.partition_shape_C((SLAB, min(SLAB, config.tile_m)))
+        # dQ = dS K, or its transpose K^T dS^T
+        if config.sums_columns:
+            k_slabs = queries_mma.make_fragment_A(by_queries.partition_A(smem.k_slabs))
+            ds_slabs = queries_mma.make_fragment_B(by_queries.partition_B(smem.ds_slabs))
+        else:
+            k_slabs = queries_mma.make_fragment_B(by_queries.partition_B(smem.k_slabs))
+            ds_slabs = queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_slabs))
         place = mma.place(first_row, thread, config.tile_m)
         return Fragments(
             k=scores_mma.make_fragment_A(by_scores.partition_A(smem.k))[None, None, None, wg],
@@ -447,9 +472,9 @@ class BackwardSm90:
             q_transposed=keys_mma.make_fragment_B(by_keys.partition_B(smem.q_transposed)),
             dout=scores_mma.make_fragment_B(by_scores.partition_B(smem.dout)),
             dout_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.dout_transposed)),
-            k_slabs=queries_mma.make_fragment_B(by_queries.partition_B(smem.k_slabs)),
+            k_slabs=k_slabs,
             ds=keys_mma.make_fragment_A(by_keys.partition_A(smem.ds)),
-            ds_slabs=queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_slabs)),
+            ds_slabs=ds_slabs,
             scores=cute.make_rmem_tensor(scores_shape, Float32),
             dweights=cute.make_rmem_tensor(scores_shape, Float32),
             dk=cute.make_rmem_tensor(keys_shape, Float32),
@@ -546,9 +571,9 @@ class BackwardSm90:
         """dQ and dK of tile m+1 beside S of tile m, then P and dS of tile m."""
         warpgroup.fence()
         if cutlass.const_expr(not self.config.values_early):
-            self.issue_values(fragments, walk.dout.current_handle().index)
-        self.issue_queries(fragments, walk, wg)
-        self.issue_keys(fragments, walk, wg)
+            self.issue_values(fragments, walk.dout.current_handle().index, work.part)
+        self.issue_queries(fragments, walk, wg, work.part)
+        self.issue_keys(fragments, walk, wg, work.part)
         warpgroup.wait_group(2)  # dV(m+1) is complete: the registers of P(m+1) are free for S(m)
         walk.dout.release()
         walk.dout.advance()
@@ -564,9 +589,9 @@ class BackwardSm90:
         """dQ and dK of a head's last tile of queries."""
         warpgroup.fence()
         if cutlass.const_expr(not self.config.values_early):
-            self.issue_values(fragments, walk.dout.current_handle().index)
-        self.issue_queries(fragments, walk, wg)
-        self.issue_keys(fragments, walk, wg)
+            self.issue_values(fragments, walk.dout.current_handle().index, work.part)
+        self.issue_queries(fragments, walk, wg, work.part)
+        self.issue_keys(fragments, walk, wg, work.part)
         warpgroup.wait_group(1)  # dV and dQ are complete
         walk.dout.release()
         walk.dout.advance()
@@ -608,7 +633,7 @@ class BackwardSm90:
         if cutlass.const_expr(self.config.values_early):
             self.pack(fragments.scores, fragments.weights)
             warpgroup.fence()
-            self.issue_values(fragments, dout_index)
+            self.issue_values(fragments, dout_index, work.part)
 
         # dP(m) is in registers; dV += P(m) dO(m) may still run
         warpgroup.wait_group(1 if self.config.values_early else 0)
@@ -701,23 +726,24 @@ class BackwardSm90:
         dout = fragments.dout[None, None, None, stage]
         mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False)
 
-    def issue_values(self, fragments: Fragments, stage: Int32) -> None:
+    def issue_values(self, fragments: Fragments, stage: Int32, part: Int32 | int) -> None:
         """Starts dV += P^T dO."""
-        values_mma = mma.values_mma(self.dtype, self.config.v_columns)
-        dout = fragments.dout_transposed[None, None, None, stage]
+        values_mma = mma.values_mma(self.dtype, self.config.v_part_columns)
+        dout = fragments.dout_transposed[None, None, None, stage * self.config.parts + part]
         mma.batch(values_mma, fragments.dv, fragments.weights, dout, accumulate=True)
 
-    def issue_keys(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
+    def issue_keys(self, fragments: Fragments, walk: Walk, wg: Int32, part: Int32 | int) -> None:
         """Starts dK += dS^T Q of the tile in work."""
-        keys_mma = mma.keys_mma(self.dtype, self.config.columns)
+        keys_mma = mma.keys_mma(self.dtype, self.config.part_columns)
         ds = fragments.ds[None, None, None, walk.ds_stage * WARPGROUPS + wg]
-        q = fragments.q_transposed[None, None, None, walk.q_read.current_handle().index]
+        stage = walk.q_read.current_handle().index
+        q = fragments.q_transposed[None, None, None, stage * self.config.parts + part]
         mma.batch(keys_mma, fragments.dk, ds, q, accumulate=True)
 
-    def issue_queries(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
+    def issue_queries(self, fragments: Fragments, walk: Walk, wg: Int32, part: Int32 | int) -> None:
         """Starts dQ = dS K of the tile in work: the warpgroup's slab of queries or columns, over all keys."""
-        queries_mma = mma.queries_mma(self.dtype, SLAB)
-        query_slab, column_slab = self.slabs(wg)
+        queries_mma = mma.queries_mma(self.dtype, min(SLAB, self.config.tile_m))
+        query_slab, column_slab = self.slabs(wg, part)
         steps = cute.size(fragments.ds_slabs, mode=[2])
         for keys in range(WARPGROUPS):
             ds = fragments.ds_slabs[
@@ -726,11 +752,14 @@ class BackwardSm90:
             k = fragments.k_slabs[None, None, None, keys * self.column_slabs + column_slab]
             for step in range(steps):
                 queries_mma.set(warpgroup.Field.ACCUMULATE, keys > 0 or step > 0)
-                cute.gemm(queries_mma, fragments.dq, ds[None, None, step], k[None, None, step], fragments.dq)
+                a, b = (k, ds) if self.config.sums_columns else (ds, k)
+                cute.gemm(queries_mma, fragments.dq, a[None, None, step], b[None, None, step], fragments.dq)
         warpgroup.commit_group()
 
-    def slabs(self, wg: Int32) -> tuple[Int32 | int, Int32 | int]:
+    def slabs(self, wg: Int32, part: Int32 | int) -> tuple[Int32 | int, Int32 | int]:
         """(slab of queries, slab of columns) of dQ that a warpgroup computes."""
+        if self.config.sums_columns:
+            return 0, part * WARPGROUPS + wg
         return (wg, 0) if self.query_slabs == WARPGROUPS else (0, wg)
 
     def of_queries(self, values: cute.Tensor, block: int, place: mask.Place) -> tuple[Float32, Float32]:
@@ -760,25 +789,50 @@ class BackwardSm90:
         cute.copy(copy, copy.retile(accumulator), copy.partition_D(target))
 
     def reduce_queries(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> None:
-        """Adds the warpgroup's part of dQ to global memory, four neighbouring floats at a time.
+        """Adds the warpgroup's part of dQ to global memory, if deterministic in its turn."""
+        turn = self.take_turn(rows, walk, work, wg)
+        if self.config.sums_columns:
+            self.add_tile(fragments, rows, walk, work, wg)
+        else:
+            self.add_rows(fragments, rows, walk, work, wg)
+        self.pass_turn(turn, wg)
+
+    def add_tile(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> None:
+        """Adds 64 columns of a tile: four floats of a thread beside those of its neighbour.
+
+        Those of block j of 8 queries are columns c and c + 8 of queries 8 j + 2 t and the next, t = lane % 4 and
+        c = 16 warp + lane / 4: [slab, j, warp, lane / 4, t, column half, query] is the order of a tile.
+        """
+        tile_m, slabs = self.config.tile_m, self.config.sum_columns // SLAB
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        _, slab = self.slabs(wg, work.part)
+        m_blocks = (work.grid.q_len + (tile_m - 1)) // tile_m
+        tile = Int64(walk.head) * m_blocks + walk.m_block
+        first = (tile * slabs + slab) * (SLAB * tile_m) + 4 * thread
+        present = Int32(cutlass.select_(slab < slabs, Int32(1), Int32(0)))
+        dq = mma.rows_and_columns(fragments.dq)
+        for j in range(tile_m // 8):
+            values = tuple(dq[half, 2 * j + pair] for half in range(2) for pair in range(2))
+            ptx.red_add_v4(rows.dq_sum + (first + 4 * WARPGROUP * j), values, present)
+
+    def add_rows(self, fragments: Fragments, rows: Rows, walk: Walk, work: Work, wg: Int32) -> None:
+        """Adds 64 rows or 64 columns of a tile, four neighbouring floats at a time.
 
         A thread has columns 16 j + 2 t + (0, 1, 8, 9) of a row, t = lane % 4. They go to places 16 j + 4 t + (0, 1, 2,
         3): what a warp adds then lies in whole 32-byte sectors.
         """
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        query_slab, column_slab = self.slabs(wg)
+        query_slab, column_slab = self.slabs(wg, work.part)
         first = walk.m_block * self.config.tile_m + query_slab * SLAB
         place = mma.place(first, thread, SLAB)
         dq = mma.rows_and_columns(fragments.dq)
         head_row = Int64(walk.head) * work.grid.q_len
-        turn = self.take_turn(rows, walk, work, wg)
         for r, row in enumerate(place.rows):
             offset = (head_row + row) * self.config.sum_columns + (column_slab * SLAB + 2 * place.first_column)
             present = Int32(cutlass.select_(row < work.grid.q_len, Int32(1), Int32(0)))
             for j in range(SLAB // 16):
                 values = tuple(dq[r, 4 * j + c] for c in range(4))
                 ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, self.within(column_slab, 16 * j, present))
-        self.pass_turn(turn, wg)
 
     @cute.jit
     def take_turn(self, rows: Rows, walk: Walk, work: Work, wg: Int32) -> cute.Pointer | None:
@@ -789,7 +843,8 @@ class BackwardSm90:
         turn = None
         if cutlass.const_expr(rows.dq_turn is not None):
             m_blocks = (work.grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
-            turn = rows.dq_turn + ((Int64(walk.head) * m_blocks + walk.m_block) * WARPGROUPS + wg)
+            tile = Int64(walk.head) * m_blocks + walk.m_block
+            turn = rows.dq_turn + (tile * self.config.dq_parts + (work.part * WARPGROUPS + wg))
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 own = work.tile.m_block - self.first_tile(walk.m_block, work)
                 while ptx.ld_acquire(turn) != own:
@@ -838,15 +893,20 @@ class BackwardSm90:
             mma.keep_rows(fragments.dk, present)
             mma.keep_rows(fragments.dv, present)
         # no wait before overwriting V: only this warpgroup's wgmma read its rows, and all have retired
-        self.round_to_smem(fragments.dv, smem.v[None, None, wg], self.config.v_columns)
+        config = self.config
+        place = wg * config.parts + work.part
+        self.round_to_smem(fragments.dv, smem.dv[None, None, place], config.v_part_columns)
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)  # K is read no more
-        self.round_to_smem(fragments.dk, smem.k[None, None, wg], self.config.columns)
+        self.round_to_smem(fragments.dk, smem.dk[None, None, place], config.part_columns)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
         if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
-            corner, config = Corner(first_row, work.tile.q_head, work.tile.batch), self.config
-            for atom, tiles, columns in ((maps.dv, smem.v, config.v_columns), (maps.dk, smem.k, config.columns)):
-                source, destination = partition(atom, (WARPGROUP_ROWS, columns), corner, tiles[None, None, wg])
+            for atom, tiles, columns in (
+                (maps.dv, smem.dv, config.v_part_columns),
+                (maps.dk, smem.dk, config.part_columns),
+            ):
+                corner = Corner(first_row, work.tile.q_head, work.tile.batch, work.part * columns)
+                source, destination = partition(atom, (WARPGROUP_ROWS, columns), corner, tiles[None, None, place])
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go

@@ -6,7 +6,7 @@
 A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConfig.params` lists them:
 
     dq             map       (head_dim, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
-    dq_sum         float32*  [batch, q_heads, q_len, sum_columns]
+    dq_sum         float32*  [batch, q_heads, q_len, sum_columns], or dq_tiles: [..., padded_q_len, sum_columns]
     softmax_scale  float32*  one element
     q_len q_heads  int32 each
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["PostprocessSm90"]
 
 VECTOR = 4  # floats in 16 bytes
+WARPGROUP = 128
+SLAB = 64  # columns of a swizzle atom
 
 
 class PostprocessSm90:
@@ -38,6 +40,7 @@ class PostprocessSm90:
 
     def __init__(self, config: PostprocessConfig) -> None:
         self.config = config
+        self.columns = config.sum_columns if config.sums_columns else config.columns  # of a tile in smem
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
 
     @cute.jit
@@ -46,9 +49,9 @@ class PostprocessSm90:
     ) -> None:
         """`dq` is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-        layout = mma.k_major(self.dtype, config.tile_m, config.columns, 1)
+        layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
         store = cpasync.CopyBulkTensorTileS2GOp()
-        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, config.columns))
+        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, self.columns))
         self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
@@ -59,13 +62,35 @@ class PostprocessSm90:
     ) -> None:
         config = self.config
         smem = cutlass.memory.SmemAllocator()
-        layout = mma.k_major(self.dtype, config.tile_m, config.columns, 1)
+        layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
         tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         scale = cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
         m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
         head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
         m_block = cute.arch.block_idx()[0] - head * m_blocks
 
+        if cutlass.const_expr(config.sums_columns):
+            self.turn_tile(dq_sum + Int64(cute.arch.block_idx()[0]) * (config.tile_m * config.sum_columns), tile, scale)
+        else:
+            self.turn_rows(dq_sum, tile, scale, head, m_block, q_len)
+
+        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+        cute.arch.sync_threads()
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            batch = head // q_heads
+            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
+            block = (config.tile_m, self.columns)
+            source, destination = partition(dq_map, block, corner, tile[None, None, 0])
+            cute.copy(dq_map, source, destination)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go
+
+    @cute.jit
+    def turn_rows(
+        self, dq_sum: cute.Pointer, tile: cute.Tensor, scale: Float32, head: Int32, m_block: Int32, q_len: Int32
+    ) -> None:
+        """Rows of float32 to a tile of smem, scaled and rounded."""
+        config = self.config
         first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
         rows = q_len - m_block * config.tile_m
         thread = cute.arch.thread_idx()[0]
@@ -85,13 +110,16 @@ class PostprocessSm90:
                 pair = tile.iterator + mma.swizzled(row, column + 8 * half, config.tile_m)
                 cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
 
-        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
-        cute.arch.sync_threads()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            batch = head // q_heads
-            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
-            block = (config.tile_m, config.columns)
-            source, destination = partition(dq_map, block, corner, tile[None, None, 0])
-            cute.copy(dq_map, source, destination)
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go
+    @cute.jit
+    def turn_tile(self, dq_tile: cute.Pointer, tile: cute.Tensor, scale: Float32) -> None:
+        """A tile in the order of the main kernel's registers (`BackwardSm90.add_tile`) to smem, scaled and rounded."""
+        config, thread = self.config, cute.arch.thread_idx()[0]
+        warp, lane = thread // 32, thread % 32
+        blocks = config.tile_m // 8
+        for i in cutlass.range_constexpr(config.sum_columns // SLAB * blocks):
+            source = cute.make_tensor((dq_tile + (i * WARPGROUP + thread) * VECTOR).align(16), cute.make_layout(VECTOR))
+            rounded = (source.load() * scale).to(self.dtype)
+            row, column = i % blocks * 8 + 2 * (lane % 4), i // blocks * SLAB + 16 * warp + lane // 4
+            for half in cutlass.range_constexpr(2):
+                for pair in cutlass.range_constexpr(2):
+                    tile[row + pair, column + 8 * half, 0] = rounded[2 * half + pair]

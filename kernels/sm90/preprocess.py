@@ -10,8 +10,8 @@ them:
     out, dout   map   (head_dim_v, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
     lse, dlse   float32*  [batch, q_heads, q_len]
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
-    dq_sum      float32*  [batch, q_heads, q_len, sum_columns]
-    dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), 2] zeros; only if deterministic
+    dq_sum      float32*  [batch, q_heads, q_len, sum_columns], or dq_tiles: [..., padded_q_len, sum_columns]
+    dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts] zeros; only if deterministic
     q_len q_heads     int32 each
 
 Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1).
@@ -38,7 +38,6 @@ __all__ = ["PreprocessSm90"]
 
 VECTOR = 8  # 16-bit elements in 16 bytes
 FLOAT_VECTOR = 4
-WARPGROUPS = 2  # of the main kernel
 
 
 class Arrays(NamedTuple):
@@ -127,16 +126,17 @@ class PreprocessSm90:
     @cute.jit
     def clear_turns(self, dq_turn: cute.Pointer, tile: Int32, thread: Int32) -> None:
         """Nothing has been added to any warpgroup's part of the tile's dq."""
-        if thread < WARPGROUPS:
-            turn = cute.make_tensor(dq_turn + (Int64(tile) * WARPGROUPS + thread), cute.make_layout(1))
+        if thread < self.config.dq_parts:
+            turn = cute.make_tensor(dq_turn + (Int64(tile) * self.config.dq_parts + thread), cute.make_layout(1))
             turn[0] = Int32(0)
 
     @cute.jit
     def clear(self, dq_sum: cute.Pointer, head: Int32, m_block: Int32, q_len: Int32) -> None:
         """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
         config = self.config
-        first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
-        count = cutlass.min(q_len - m_block * config.tile_m, config.tile_m) * config.sum_columns
+        rows = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_columns else q_len
+        first = (Int64(head) * rows + m_block * config.tile_m) * config.sum_columns
+        count = cutlass.min(rows - m_block * config.tile_m, config.tile_m) * config.sum_columns
         zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
         zeros.fill(0.0)
         for i in cutlass.range_constexpr(config.sum_columns // FLOAT_VECTOR):

@@ -17,6 +17,7 @@ class Corner(NamedTuple):
     row: Int32  # of its first query or key
     head: Int32
     batch: Int32
+    column: Int32 | int = 0
 
 
 def partition(
@@ -25,7 +26,7 @@ def partition(
     """(tile in smem, its coordinates in the array) of a block (rows, head_dim)."""
     # tensor maps count from the innermost extent: head_dim, seq, heads, batch
     every = cute.make_identity_tensor((block[1], block[0], 1, 1))
-    shifted = cute.domain_offset((0, *corner), every)
+    shifted = cute.domain_offset((corner.column, corner.row, corner.head, corner.batch), every)
     coordinates = cute.make_tensor(shifted.iterator, cute.select(every.layout, [1, 0]))
     whole = cute.make_layout(1)
     return cpasync.tma_partition(atom, 0, whole, cute.group_modes(smem_tile, 0, 2), cute.group_modes(coordinates, 0, 2))

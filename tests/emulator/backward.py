@@ -49,13 +49,18 @@ def backward(
     arrays |= {f"d{name}": np.full(arrays[name].shape, 0xFFFF, np.uint16) for name in ("q", "k", "v")}
     arrays |= {name: np.full((batch, q_heads, padded), np.nan, np.float32) for name in ("lse_log2", "delta")}
     arrays["dq_sum"] = np.full((batch, q_heads, q_len, config.sum_columns), np.nan, np.float32)
-    arrays["dq_turn"] = np.full((batch, q_heads, padded // config.tile_m, 2), -1, np.int32)
+    arrays["dq_turn"] = np.full((batch, q_heads, padded // config.tile_m, config.dq_parts), -1, np.int32)
+    arrays["dq_tiles"] = np.full((batch, q_heads, padded, config.sum_columns), np.nan, np.float32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch, "kv_len": kv_len, "kv_heads": kv_heads}
     sizes |= dense_strides(call.extras)
 
     results = []
     for kernel in config.kernels:
-        tiles = -(-kv_len // config.tile_n) * kv_heads if kernel is config else padded // config.tile_m * q_heads
+        tiles = (
+            -(-kv_len // config.tile_n) * kv_heads * config.parts
+            if kernel is config
+            else padded // config.tile_m * q_heads
+        )
         if tiles * batch == 0:
             continue  # as a launch plan does with an empty grid
         params = parameters(kernel, arrays, sizes)

@@ -35,6 +35,7 @@ SHAPES = [
     cell(q=130, k=140, batch=(3,), q_lengths=(0, 7, 130), kv_lengths=(140, 0, 70), causal=True, q_offset=9, head_dim=8),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=260, segments=3, bias="shared", kv_heads=2, head_dim=128, head_dim_v=64),
+    cell(q=50, k=70, head_dim=192, head_dim_v=128, causal=True, dtype="float16"),
 ]
 
 

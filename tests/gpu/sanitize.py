@@ -70,7 +70,7 @@ for feature in FEATURES:
     cell = Cell(**{**SMALL, "batch": (2,), "q": 129, "k": 191, "head_dim": 128, **feature})
     forward(cell)
     backward(cell)
-for head_dim, head_dim_v in ((8, 8), (72, 104)):
+for head_dim, head_dim_v in ((8, 8), (72, 104), (192, 128), (256, 256)):
     cell = Cell(**SMALL, q=129, k=191, head_dim=head_dim, head_dim_v=head_dim_v)
     forward(cell)
     backward(cell)

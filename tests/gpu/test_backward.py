@@ -63,11 +63,12 @@ FEATURES = [
     {"bias": "full", "mask": "full", "softcap": 3.0, "segments": 2, "sinks": True, "q_lengths": (333, 128)}
     | {"kv_lengths": (500, 127), "window": (200, 100), "q_offset": 10},
 ]
-HEAD_DIMS = [(d, None) for d in range(8, 129, 8)] + [(64, 128), (128, 64), (40, 72), (104, 8)]
+HEAD_DIMS = [(d, None) for d in range(8, 257, 8)] + [(64, 128), (128, 64), (40, 72), (104, 8), (192, 128), (40, 248)]
 CELLS += [
     *(Cell(**{**FEATURE, **feature}) for feature in FEATURES),
     *(Cell(**{**FEATURE, "head_dim": 64, "dtype": "float16", **feature}) for feature in FEATURES[2::3]),
     *(Cell(**{**FEATURE, "head_dim": d, "head_dim_v": e, "q": 200, "causal": True}) for d, e in HEAD_DIMS),
+    *(Cell(**{**FEATURE, "head_dim": 256, **feature}) for feature in FEATURES[-4:]),
     *(Cell(**{**FEATURE, "head_dim": 72, "q": q, "k": q, "group": 1}) for q in (63, 129, 512)),
     Cell(**{**FEATURE, "layout": "BNTH", "segments": 3, "head_dim": 72, "mask": "full"}),
     Cell(**{**FEATURE, "bias": "full", "mask": "keys", "batch": (2, 3), "kv_heads": 3}),
@@ -171,11 +172,12 @@ def test_vmap_gives_what_a_loop_gives():
     "feature",
     [
         {"head_dim": 64},
+        {"head_dim": 256},
         {"causal": True},
         {"window": (300, 200)},
         {"segments": 5, "causal": True, "kv_lengths": (900, 700)},
     ],
-    ids=["d64", "causal", "window", "segments"],
+    ids=["d64", "d256", "causal", "window", "segments"],
 )
 def test_deterministic_gradients_are_the_same_bits_in_every_run(feature):
     x = testing.random(Cell(**{**FEATURE, "q": 1000, "k": 1500, "kv_heads": 8, **feature}))

@@ -90,8 +90,8 @@ def test_an_offset_without_an_edge_to_move_selects_nothing():
 
 
 @pytest.mark.parametrize("extra", [{}, {"bias_dtype": "float32", "has_softcap": True}], ids=["plain", "scores"])
-def test_every_pair_of_head_dims_up_to_128_has_backward_kernels(extra):
-    dims = range(8, 129, 8)
+def test_every_pair_of_head_dims_has_backward_kernels(extra):
+    dims = range(8, 257, 8)
     for d, e in itertools.product(dims, dims):
         config = backward_config(spec(d, e, **extra), "sm_90a")
         assert config.columns >= d
@@ -102,9 +102,9 @@ def test_every_pair_of_head_dims_up_to_128_has_backward_kernels(extra):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tile_m": 96}, "tile_m must be 64 or 128, got 96"),
+        ({"tile_m": 96}, "tile_m must be 32, 64 or 128, got 96"),
         ({"tile_m": 128}, "tile_m=128 has room for head_dim 64, got 128"),
-        ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 128, got 100"),
+        ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 256, got 100"),
         ({"q_stages": 4, "dout_stages": 5}, "q_stages=4, dout_stages=5 need 248240 bytes of smem, 232448 exist"),
     ],
     ids=["tile", "room", "dim", "smem"],
@@ -121,6 +121,14 @@ def test_a_deterministic_backward_counts_turns_and_visits_every_tile():
     assert ["dq_turn" in each for each in names] == [True, True, False]
     assert "query_blocks" not in names[1]
     assert config.postprocess == backward_config(spec(mask=mask), "sm_90a").postprocess
+
+
+@pytest.mark.parametrize(("head_dims", "parts"), [((128, 128), 1), ((192, 128), 2), ((256, 256), 2)], ids=str)
+def test_two_ctas_share_the_columns_of_wide_heads(head_dims, parts):
+    config = backward_config(spec(*head_dims), "sm_90a")
+    assert config.parts == parts
+    assert config.accumulator_registers <= 208
+    assert config.dq_sum.dims[2] == ("padded_q_len" if parts == 2 else "q_len")
 
 
 def test_a_backward_asks_for_what_its_call_has_but_not_for_sinks():

@@ -93,8 +93,9 @@ def test_jit_vmap_and_grad():
         (dataclasses.replace(CELL, kv_heads=1), ()),
         (dataclasses.replace(CELL, kv_heads=1, layout="BNTH"), ()),
         (EVERYTHING, ("softmax_scale", "sinks")),
+        (dataclasses.replace(CELL, q=40, k=30, batch=(1,), kv_heads=1, head_dim=192), ("softmax_scale",)),
     ],
-    ids=["BTNH", "BNTH", "every-operand"],
+    ids=["BTNH", "BNTH", "every-operand", "d192"],
 )
 def test_results_and_gradients_come_from_the_kernels(cell, by):
     x = testing.random(cell)
