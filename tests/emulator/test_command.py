@@ -9,11 +9,24 @@ def test_a_problem_is_run_compared_and_drawn(tmp_path, monkeypatch, capsys):
     pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
     monkeypatch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path))
     picture = tmp_path / "timeline.png"
-    sizes = ["--head-dim", "64", "--q-len", "70", "--kv-len", "130", "--causal", "--timeline", str(picture)]
+    sizes = [
+        "--head-dim",
+        "64",
+        "--q-len",
+        "70",
+        "--kv-len",
+        "130",
+        "--causal",
+        "--gradients",
+        "--timeline",
+        str(picture),
+    ]
     assert command.main(["emulate", "--arch", "sm_90a", *sizes]) == 0
     text = capsys.readouterr().out
-    assert "largest error" in text
-    producer, *consumers = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert [line.partition(":")[0] for line in text.splitlines()[:5]] == ["out", "dq", "dk", "dv", "lse"]
+    kernels = [line.split("_")[2] for line in text.splitlines() if line.startswith("jax_fa4")]
+    assert kernels == ["forward", "preprocess", "backward", "postprocess"]
+    producer, *consumers = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()][:4]
     assert int(producer[4].replace(",", "")) >= 2 * (70 + 2 * 130) * 64  # it loads q, k and v
     assert sum(int(row[6].replace(",", "")) for row in consumers) >= 2 * 2 * 70 * 130 * 64
     assert "instruction mix: " in text
