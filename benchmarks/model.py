@@ -152,15 +152,19 @@ def forward_step_sm100(config: ForwardSm100Config, resources: Resources, machine
 
 
 def backward_step(config: BackwardConfig, resources: Resources, machine: Machine) -> Step:
-    """tile_m queries by tile_n keys: five products. ds goes through shared memory, and dq, in float32, leaves by it."""
-    m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
-    warpgroups = config.warpgroups
+    """tile_m queries by tile_n keys: five products, three of them of a part of the columns.
+
+    ds goes through shared memory, and dq, in float32, leaves by it.
+    """
+    m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
+    warpgroups, part_d, part_dv = config.warpgroups, config.part_columns, config.v_part_columns
     scores = n * (d + dv) + warpgroups * m * (d + dv)  # k and v by rows; q and dout whole
-    gradients = warpgroups * m * (d + dv)  # p and ds come from registers
-    dq = m * n + (m // WARPGROUP_ROWS) * n * d
-    moved = m * (d + dv) + m * n + 2 * 2 * m * d  # q and dout arrive, ds is written, dq written and read, as float32
+    gradients = warpgroups * m * (part_d + part_dv)  # p and ds come from registers
+    dq = m * n + max(m // WARPGROUP_ROWS, 1) * n * part_d
+    # q and dout arrive, ds is written, dq written and read, as float32
+    moved = m * (d + dv) + m * n + 2 * 2 * m * part_d
     return Step(
-        tensor=2 * m * n * (3 * d + 2 * dv) / machine.tensor_flop,
+        tensor=2 * m * n * (d + dv + 2 * part_d + part_dv) / machine.tensor_flop,
         exponentials=m * n / machine.exponentials,
         smem=2 * (scores + gradients + dq + moved) / machine.smem_bytes,
         **instruction_clocks([lean_loop(resources, warpgroups * WARPGROUP_WARPS, m * n)], machine),
@@ -227,7 +231,7 @@ def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Pr
         step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
         group = cell.q_heads // cell.kv_heads
         of_head = [group * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
-        counts = of_head * (cell.batch * cell.kv_heads)
+        counts = of_head * (cell.batch * cell.kv_heads * backward.parts)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:

@@ -17,6 +17,9 @@ from .test_forward_sm90 import MODES, cell, compiled, extras_of, spec_of, window
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
 
+LENGTHS = cell(
+    q=130, k=140, batch=(3,), q_lengths=(0, 7, 130), kv_lengths=(140, 0, 70), causal=True, q_offset=9, head_dim=8
+)
 SHAPES = [
     cell(q=1, k=1),
     cell(q=128, k=128, head_dim=128, dtype="float16"),
@@ -32,15 +35,17 @@ SHAPES = [
     cell(q=20, k=0),
     cell(q=0, k=20),
     cell(q=70, k=140, head_dim=72, head_dim_v=104, group=2),
-    cell(q=130, k=140, batch=(3,), q_lengths=(0, 7, 130), kv_lengths=(140, 0, 70), causal=True, q_offset=9, head_dim=8),
+    LENGTHS,
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=260, segments=3, bias="shared", kv_heads=2, head_dim=128, head_dim_v=64),
     cell(q=50, k=70, head_dim=192, head_dim_v=128, causal=True, dtype="float16"),
 ]
 
 
-def emulate(cell: Cell, options: Options, seed: int = 0, *, deterministic: bool = False, **changes):
-    """(operands, dout, dlse, gradients by name, results of the runs)."""
+def emulate(
+    cell: Cell, options: Options, seed: int = 0, *, deterministic: bool = False, poisoned: bool = False, **changes
+):
+    """(operands, dout, dlse, gradients by name, results of the runs); `poisoned`: NaN beyond every length."""
     x = testing.random(cell, seed) | changes
     rng = np.random.default_rng(seed + 1)
     forward = testing.rounded(x)
@@ -52,6 +57,8 @@ def emulate(cell: Cell, options: Options, seed: int = 0, *, deterministic: bool 
     assert config is not None
     left, right = window_of(x)
     arrays = {"q": x["q"], "k": x["k"], "v": x["v"], "out": forward.out.astype(dtype), "dout": dout}
+    for name, array in arrays.items() if poisoned else ():
+        arrays[name] = with_nan_beyond(array, x["kv_lengths" if name in ("k", "v") else "q_lengths"])
     call = Call(
         **{name: np.ascontiguousarray(a).view(np.uint16) for name, a in arrays.items()},
         lse=forward.lse.astype(np.float32),
@@ -63,6 +70,12 @@ def emulate(cell: Cell, options: Options, seed: int = 0, *, deterministic: bool 
     )
     gradients, results = backward(compiled, config, call, options)
     return x, dout, dlse, {name[1:]: a.view(dtype) for name, a in gradients.items()}, results
+
+
+def with_nan_beyond(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """A copy of [batch, length, heads, head_dim] whose rows beyond a length are NaN."""
+    is_beyond = np.arange(array.shape[1]) >= lengths[:, None]
+    return np.where(is_beyond[..., None, None], np.array(np.nan, array.dtype), array)
 
 
 def assert_exact(x, dout, dlse, gradients, dtype: str) -> None:
@@ -97,6 +110,13 @@ def test_a_deterministic_sum_does_not_depend_on_who_runs_first(seed):
     assert_exact(*x, expected, local.dtype)
     for name in "qkv":
         assert np.array_equal(gradients[name].view(np.uint16), expected[name].view(np.uint16))
+
+
+def test_what_lies_beyond_a_length_changes_nothing_even_as_nan():
+    *_, expected, _ = emulate(LENGTHS, MODES["late"])
+    *_, gradients, _ = emulate(LENGTHS, MODES["late"], poisoned=True)
+    for name in "qkv":
+        np.testing.assert_array_equal(gradients[name].astype(np.float32), expected[name].astype(np.float32))
 
 
 def test_weights_of_missing_keys_that_overflow_reach_no_gradient():

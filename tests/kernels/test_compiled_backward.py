@@ -1,0 +1,51 @@
+"""What the compiler makes of backward kernels: no register is spilled, and every product is there once."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
+
+from jax_fa4 import cubins
+from jax_fa4.configs import backward_config
+from jax_fa4.cubins import report
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+CAUSAL = MaskSpec(has_right=True)
+SPECS = {  # of the kernels that tests emulate as well
+    "d64-causal": {"mask": CAUSAL},
+    "d64-softcap-mask": {"has_softcap": True, "mask": MaskSpec(has_dense=True)},
+    "d128": {"head_dim": 128, "head_dim_v": 128},
+    "d128-causal": {"head_dim": 128, "head_dim_v": 128, "mask": CAUSAL},
+    "d72-v104": {"head_dim": 72, "head_dim_v": 104},
+    "d192-v128-causal": {"head_dim": 192, "head_dim_v": 128, "mask": CAUSAL, "dtype": "float16"},
+}
+specs = pytest.mark.parametrize("spec", SPECS)
+
+
+def config_of(spec):
+    call = AttentionSpec(**{"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64, "group": 1, **SPECS[spec]})
+    return backward_config(call, "sm_90a")
+
+
+@functools.cache
+def resources(spec):
+    try:
+        return report.resources_of(cubins.get(config_of(spec)))
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@specs
+def test_nothing_spills(spec):
+    found = resources(spec)
+    assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
+
+
+@specs
+def test_every_product_is_a_wgmma_and_none_is_issued_twice(spec):
+    """Five products in the loop of each span, and once more in the steps before and behind the loops."""
+    config = config_of(spec)
+    scores, gradients, queries = config.columns + config.v_columns, 2 * config.tile_m, config.tile_n
+    loops = 1 + config.has_left + config.has_right
+    assert resources(spec).count("HGMMA") == (1 + loops) * (scores + gradients + queries) // 16
