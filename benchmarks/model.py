@@ -152,19 +152,21 @@ def forward_step_sm100(config: ForwardSm100Config, resources: Resources, machine
 
 
 def backward_step(config: BackwardConfig, resources: Resources, machine: Machine) -> Step:
-    """tile_m queries by tile_n keys: five products, three of them of a part of the columns.
+    """tile_m queries by tile_n keys: five products, of which a CTA computes two whole and its part of the others.
 
-    ds goes through shared memory, and dq, in float32, leaves by it.
+    ds goes through shared memory. dq is added to global memory from registers.
     """
     m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
-    warpgroups, part_d, part_dv = config.warpgroups, config.part_columns, config.v_part_columns
+    d_part, dv_part, warpgroups = config.part_columns, config.v_part_columns, config.warpgroups
     scores = n * (d + dv) + warpgroups * m * (d + dv)  # k and v by rows; q and dout whole
-    gradients = warpgroups * m * (part_d + part_dv)  # p and ds come from registers
-    dq = m * n + max(m // WARPGROUP_ROWS, 1) * n * part_d
-    # q and dout arrive, ds is written, dq written and read, as float32
-    moved = m * (d + dv) + m * n + 2 * 2 * m * part_d
+    gradients = warpgroups * m * (d_part + dv_part)  # p and ds come from registers
+    if config.parts == 1:  # ds by rows, with all of k
+        dq = m * n + m // WARPGROUP_ROWS * n * d
+    else:  # 64 columns of k a warpgroup, with all of ds
+        dq = warpgroups * (WARPGROUP_ROWS + m) * n
+    moved = m * (d + dv) + m * n  # q and dout arrive, ds is written
     return Step(
-        tensor=2 * m * n * (d + dv + 2 * part_d + part_dv) / machine.tensor_flop,
+        tensor=2 * m * n * (d + dv + 2 * d_part + dv_part) / machine.tensor_flop,
         exponentials=m * n / machine.exponentials,
         smem=2 * (scores + gradients + dq + moved) / machine.smem_bytes,
         **instruction_clocks([lean_loop(resources, warpgroups * WARPGROUP_WARPS, m * n)], machine),
