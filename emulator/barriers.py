@@ -104,10 +104,6 @@ class Mbarrier:
             raise self._fault(f"gets more than {MAX_COUNT} bytes that nobody expects")
         self._try_complete()
 
-    def has_completed(self, parity: int) -> bool:
-        """Whether the phase with this parity is over."""
-        return self.phase & 1 != parity
-
     def _try_complete(self) -> None:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1

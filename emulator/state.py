@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jax_fa4.emulator.run import Machine
     from jax_fa4.emulator.slots import RegisterFile
 
-__all__ = ["ALL_LANES", "BulkGroups", "Cluster", "Cta", "Fragment", "Hold", "Join", "Lanes", "Warp", "Warpgroup"]
+__all__ = ["BulkGroups", "Cluster", "Cta", "Fragment", "Hold", "Join", "Lanes", "Warp", "Warpgroup"]
 
 LANES = 32
 ALL_BITS = 0xFFFFFFFF
@@ -92,9 +92,6 @@ def lanes_of(bits: int) -> Lanes:
     if found is None:
         found = _lanes[bits] = Lanes(bits)
     return found
-
-
-ALL_LANES = lanes_of(ALL_BITS)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -202,10 +202,6 @@ def _decrement(r, s):
     return s if r == 0 or r > s else r - r.dtype.type(1)
 
 
-def _float_maximum(r, s):
-    return np.fmax(r, s)
-
-
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
     "min": np.fmin,
