@@ -13,7 +13,7 @@ import jax_fa4
 from jax_fa4 import debug, export, launcher, rules
 from jax_fa4.cubins import cache
 from jax_fa4.spec import AttentionSpec, MaskSpec
-from jax_fa4.support import why_unsupported
+from jax_fa4.support import why_no_gradient, why_unsupported
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -86,6 +86,18 @@ def test_blackwell_has_the_kernels_that_the_text_names(arch, dims):
     options = [change for change in WITH_KERNEL if "head_dim" not in change]
     assert [o for o in options if why_unsupported(dataclasses.replace(plain, **o), arch)] == []
     assert why_unsupported(dataclasses.replace(plain, head_dim=200), arch) is not None
+
+
+@pytest.mark.parametrize("change", [*WITH_KERNEL, {"deterministic": True}], ids=str)
+def test_hopper_has_the_gradients_that_the_table_lists(change):
+    spec = dataclasses.replace(PLAIN, **change)
+    assert why_no_gradient(spec, "sm_90a", ("q", "k", "v", "softmax_scale", "sinks")) is None
+
+
+@pytest.mark.parametrize("by", ["bias", "softcap"])
+def test_gradients_that_the_table_calls_not_yet_have_no_kernel(by):
+    spec = dataclasses.replace(PLAIN, bias_dtype="float32", has_softcap=True)
+    assert why_no_gradient(spec, "sm_90a", ("q", "k", "v", by)) is not None
 
 
 def test_it_names_what_the_code_names():
