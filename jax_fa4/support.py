@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_fa4.configs import Config, backward_config, forward_config
+from jax_fa4.configs import Config, backward_config, decode_config, forward_config
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 __all__ = ["FallbackWarning", "warn_fallback", "why_no_gradient", "why_unsupported"]
@@ -39,7 +39,11 @@ class FallbackWarning(UserWarning):
 
 def why_unsupported(spec: AttentionSpec, arch: str) -> str | None:
     """None where the architecture (such as "sm_90a") has a kernel for the call, else what stands in the way."""
-    return _why_none(spec, arch, forward_config, "kernel")
+
+    def config_of(spec: AttentionSpec, arch: str) -> Config | None:
+        return forward_config(spec, arch) if spec.page_size is None else decode_config(spec, arch)
+
+    return _why_none(spec, arch, config_of, "kernel")
 
 
 def why_no_gradient(spec: AttentionSpec, arch: str, wrt: Sequence[str]) -> str | None:

@@ -6,13 +6,21 @@ import dataclasses
 import re
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax_fa4.configs.params import PointerParam
+from jax_fa4.configs.params import PointerParam, ScalarParam
 
 if TYPE_CHECKING:
-    from jax_fa4.configs import BackwardConfig, KernelConfig, PostprocessConfig, PreprocessConfig
+    from jax_fa4.configs import (
+        BackwardConfig,
+        CombineConfig,
+        Config,
+        DecodeConfig,
+        KernelConfig,
+        PostprocessConfig,
+        PreprocessConfig,
+    )
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
 __all__ = ["Compiled", "compile_kernel"]
@@ -32,7 +40,7 @@ class Compiled:
     threads: int  # of a CTA
 
 
-def compile_kernel(config: KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig) -> Compiled:
+def compile_kernel(config: Config) -> Compiled:
     """Compiles `config` with CuTe DSL, imported here for the first time. Takes seconds; leaves no files behind."""
     with _compiling, tempfile.TemporaryDirectory() as folder:
         # an option: once the DSL has been used in a process, it no longer reads the architecture from the environment
@@ -85,6 +93,15 @@ def _pointers(config: Any) -> dict[str, Any]:
         pointers["dq_sum"] = pointers.pop("dq_tiles")  # the same place, in another order
     strides = {f"{name}_strides": tuple(cutlass.Int64(0) for _ in range(3)) for name in DENSE if name in pointers}
     return pointers | strides
+
+
+def _scalars(config: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Stand-ins for some of the config's scalar parameters, by name."""
+    import cutlass
+
+    types = {"int32": cutlass.Int32, "int64": cutlass.Int64}
+    dtypes: dict[str, str] = {param.name: param.dtype for param in config.params if isinstance(param, ScalarParam)}
+    return {name: types[dtypes[name]](1) for name in names}
 
 
 def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
@@ -175,11 +192,41 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts
 
 
+def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
+    import cutlass.cute as cute
+
+    from .sm90.decode import DecodeSm90, Extents, Inputs, Pages
+
+    kernel = DecodeSm90(config)
+    DecodeSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    k, v = _array(config, config.head_dim), _array(config, config.head_dim_v)
+    pointers = _pointers(config)
+    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
+    extents = Extents(**_scalars(config, Extents._fields))
+    pages = Pages(**_scalars(config, Pages._fields)) if config.page_size is not None else None
+    return cute.compile(kernel.launch, k, v, inputs, extents, pages, options=options).artifacts
+
+
+def _compile_combine_sm90(config: CombineConfig, options: str) -> Any:
+    import cutlass.cute as cute
+
+    from .sm90.combine import Arrays, CombineSm90, Extents
+
+    kernel = CombineSm90(config)
+    CombineSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    pointers = _pointers(config)
+    arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
+    extents = Extents(**_scalars(config, Extents._fields))
+    return cute.compile(kernel.launch, arrays, extents, options=options).artifacts
+
+
 COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "forward"): _compile_forward_sm90,
     ("sm_90a", "backward"): _compile_backward_sm90,
     ("sm_90a", "preprocess"): _compile_preprocess_sm90,
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
+    ("sm_90a", "decode"): _compile_decode_sm90,
+    ("sm_90a", "combine"): _compile_combine_sm90,
     ("sm_100a", "forward"): _compile_forward_sm100,
     ("sm_103a", "forward"): _compile_forward_sm100,
 }

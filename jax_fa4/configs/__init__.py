@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from jax_fa4.configs import sm90, sm100
+from jax_fa4.configs import decode, sm90, sm100
 from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
+from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec
 
 __all__ = [
     "BackwardConfig",
+    "CombineConfig",
     "Config",
+    "DecodeConfig",
     "KernelConfig",
     "KernelParam",
     "MapParam",
@@ -23,6 +26,7 @@ __all__ = [
     "ScalarParam",
     "all_configs",
     "backward_config",
+    "decode_config",
     "forward_config",
 ]
 
@@ -31,6 +35,7 @@ FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
+DECODE = {"sm_90a": decode.decode}
 BACKWARD = {"sm_90a": sm90.backward}
 ALL: dict[str, Callable[[], tuple[Config, ...]]] = {
     "sm_90a": sm90.all_configs,
@@ -45,6 +50,14 @@ def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
     Layout, group, determinism and implementation select nothing: one kernel serves all of them.
     """
     return FORWARD[arch](spec) if arch in FORWARD and not _is_elsewhere(spec) else None
+
+
+def decode_config(spec: AttentionSpec, arch: str) -> DecodeConfig | None:
+    """The kernels for few queries of `spec` on `arch`, or None where there are none; layout and group select nothing.
+
+    Keys in pages have no others; `decode.prefers_decode` says when other calls are better off with them.
+    """
+    return DECODE[arch](spec) if arch in DECODE else None
 
 
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:

@@ -24,6 +24,7 @@ from jax_fa4.configs.config import (
     KernelConfig,
     round_up,
 )
+from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 
@@ -389,4 +390,4 @@ class BackwardConfig(TileConfig):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}
 
 
-Config = KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig
+Config = KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig | DecodeConfig | CombineConfig

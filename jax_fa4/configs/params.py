@@ -24,6 +24,21 @@ Extent = Literal[
     "kv_tiles",
     "range",
     "dq_parts",  # of a tile, summed apart from each other
+    "group",
+    "num_splits",
+    "min_split_keys",
+    "cta_splits",
+    "q_batch_stride",  # elements from one batch entry to the next
+    "q_row_stride",
+    "q_head_stride",
+    "out_batch_stride",
+    "out_row_stride",
+    "out_head_stride",
+    "page_size",
+    "num_pages",
+    "page_slots",  # pages that a sequence may have
+    "page_table_size",
+    "page_table_head_stride",
     "mask_size",
     "bias_size",
 ]

@@ -4,7 +4,8 @@ k kv heads, t queries, p queries with padding, s keys, g query heads of a kv hea
 of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts of a tile of dq, f the three parts of a
 fused array. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
 An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it has one element
-in place of b, n, t.
+in place of b, n, t. Keys in pages have o pages of the pool and r rows of a page; such calls have b for the batch in
+every array. l splits of a sequence, j pages that a sequence may have.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ __all__ = [
     "KEY_BLOCKS",
     "KV_IDS",
     "LSE",
+    "PARTIAL_LSE",
+    "PARTIAL_OUT",
     "PER_SEQUENCE",
     "QUERY_BLOCKS",
     "QUERY_SUMS",
@@ -77,6 +80,8 @@ PER_SEQUENCE = Axes("k", "k")
 Q_IDS = Axes("kt", "kt")
 KV_IDS = Axes("ks", "ks")
 KEY_BLOCKS = QUERY_BLOCKS = Axes("kmc", "kmc")
+PARTIAL_OUT = Axes("kltge", "kltge")
+PARTIAL_LSE = Axes("ktgl", "ktgl")
 FUSED = Axes("kftgd", "tfkgd")
 FUSED_PARTS = {"q": FUSED, "k": Axes("kfsgd", "sfkgd"), "v": Axes("kfsge", "sfkge")}  # each as its kernel knows it
 

@@ -6,13 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jax_fa4.configs import BackwardConfig, Config, KernelConfig, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs import (
+    BackwardConfig,
+    Config,
+    DecodeConfig,
+    KernelConfig,
+    KernelParam,
+    MapParam,
+    PointerParam,
+    ScalarParam,
+)
 from jax_fa4.plan.axes import (
     FUSED,
     FUSED_PARTS,
     KEY_BLOCKS,
     KV_IDS,
     LSE,
+    PARTIAL_LSE,
+    PARTIAL_OUT,
     PER_SEQUENCE,
     Q_IDS,
     QUERY_BLOCKS,
@@ -36,7 +47,7 @@ from jax_fa4.spec import Layout
 __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
 
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
-FLOATS = ("lse", "dlse")
+FLOATS = ("lse", "dlse", "sinks")
 ARRAYS = {
     "qkv": FUSED,
     "dqkv": FUSED,
@@ -53,6 +64,8 @@ ARRAYS = {
     "dq_sum": QUERY_SUMS,
     "dq_tiles": QUERY_TILES,
     "dq_turn": QUERY_TURNS,
+    "partial_out": PARTIAL_OUT,
+    "partial_lse": PARTIAL_LSE,
 }
 
 
@@ -86,16 +99,16 @@ class Buffers:
         self,
         operands: Sequence[str],
         results: Sequence[str],
-        config: KernelConfig | BackwardConfig,
+        config: KernelConfig | BackwardConfig | DecodeConfig,
         layout: Layout,
-        dense: Mapping[str, Axes] | None = None,
+        others: Mapping[str, Axes] | None = None,
     ) -> None:
-        """`config`: of the call's main kernel; `dense`: axes of a mask and a bias."""
+        """`config`: of the call's main kernel; `others`: axes that `axes_of` doesn't know, as of a mask and a bias."""
         self.config = config
         self.tile_n = config.tile_n
-        dense = dense or {}
+        others = others or {}
         self.buffers = {
-            name: Buffer(i, dense.get(name) or axes_of(name, layout)) for i, name in enumerate((*operands, *results))
+            name: Buffer(i, others.get(name) or axes_of(name, layout)) for i, name in enumerate((*operands, *results))
         }
         for i, (name, axes) in enumerate(FUSED_PARTS.items()):
             for prefix in ("", "d"):
@@ -103,11 +116,15 @@ class Buffers:
                     self.buffers[prefix + name] = Buffer(whole.number, axes, i)
         self.operands = tuple(self._spec(name) for name in operands)
         self.results = tuple(self._spec(name) for name in results)
-        q, k = self.buffers["q"], self.buffers["k"]
+        self.extents = self._extents()
+
+    def _extents(self) -> dict[str, ExprLike]:
+        """The kernels' names for sizes."""
+        config, q, k = self.config, self.buffers["q"], self.buffers["k"]
+        assert not isinstance(config, DecodeConfig), "whose calls have sizes of their own"
         kv_heads = q.axes.size(q.number, "k")
         q_len = q.axes.size(q.number, "t")
-        # the kernels' names for sizes
-        self.extents: dict[str, ExprLike] = {
+        extents: dict[str, ExprLike] = {
             "q_len": q_len,
             "q_tiles": ceil_div(q_len, config.tile_m),
             "padded_q_len": ceil_div(q_len, config.tile_m) * config.tile_m,
@@ -120,9 +137,11 @@ class Buffers:
             "range": 2,
         }
         if isinstance(config, BackwardConfig):
-            self.extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
-        for name in dense:
-            self.extents |= _dense_extents(name, self.buffers[name])
+            extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
+        for name in ("mask", "bias"):
+            if name in self.buffers:
+                extents |= _dense_extents(name, self.buffers[name])
+        return extents
 
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head."""
@@ -133,14 +152,15 @@ class Buffers:
         tiles = ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
         return tiles * self.config.parts if isinstance(self.config, BackwardConfig) else tiles
 
-    def launch(self, config: Config, kernel: Kernel, tiles: Expr) -> Launch:
-        """The launch of one of the call's kernels."""
+    def launch(self, config: Config, kernel: Kernel, tiles: Expr, *, programmatic: bool = False) -> Launch:
+        """The launch of one of the call's kernels; a programmatic one waits itself for the kernel ahead of it."""
         return Launch(
             cubin=kernel.key,
             entry=kernel.entry,
             grid=(tiles, 1, 1),
             block=config.threads,
             smem_bytes=config.smem_bytes,
+            programmatic=programmatic,
             params=tuple(self._bind(param) for param in config.params),
         )
 
@@ -163,6 +183,10 @@ class Buffers:
             "x": 1,
             "y": 1,
             "z": 1,
+            "l": "L",
+            "j": None,
+            "o": "O",
+            "r": getattr(self.config, "page_size", None),
         }
         dtypes = {param.name: param.dtype for param in self.config.params if not isinstance(param, ScalarParam)}
         dtype = dtypes.get(name) or ("float32" if name in FLOATS else self.config.dtype)
@@ -185,6 +209,7 @@ class Buffers:
         """Rows lie apart by the sequence's stride, heads by the innermost head axis's, batches by all axes."""
         index, axes, part = self.buffers[param.name]
         letters = {"q_len": "t", "kv_len": "s", "q_heads": "g", "kv_heads": "k", "batch": ""}
+        letters |= {"page_size": "r", "num_pages": "o"}
         outer = param.dims[1:]  # the innermost is contiguous
         dims: list[ExprLike] = [axes.size(index, axes.logical[-1]), *(self.extents[name] for name in outer)]
         strides = tuple(axes.stride(index, letters[name]) * 2 for name in outer)

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_fa4 import cubins, export
-from jax_fa4.configs import Config, backward_config, forward_config
+from jax_fa4 import blockwise, cubins, export
+from jax_fa4.configs import Config, backward_config, decode_config, forward_config
+from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
 from jax_fa4.operands import Operands
-from jax_fa4.plan import Plan, backward, encode, encode_images, forward
+from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
 from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import Kernel, axes_of
 from jax_fa4.rules import emulated
 from jax_fa4.rules.launch import Result, launch
-from jax_fa4.rules.logical import dense_operand, from_query_heads, logical, query_heads, undo_logical
+from jax_fa4.rules.logical import dense_operand, from_query_heads, logical, paged, query_heads, undo_logical
 from jax_fa4.rules.pack import always_linear, unpack
 from jax_fa4.rules.scores import of_scale, of_sinks
 from jax_fa4.rules.sharding import clean
@@ -131,9 +133,14 @@ def _arch_of(device: jax.Device) -> str:
 
 def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The results of the primitive from those of the call."""
+    x = unpack(fields, args)
+    if x.page_table is not None and (len(x.batch) > 1 or not _has_sizes(x)):
+        _fall_back(spec, "jax_fa4 has no kernel for pages of keys under vmap, in symbolic shapes, or without queries")
+        return list(blockwise.forward(x))
+    if x.page_table is not None or _prefers_decode(x, spec, target):
+        return _decode(x, spec, target)
     configs = [_present(forward_config(spec, arch)) for arch in target.archs]
     kernels = [_kernels([config]) for config in configs]
-    x = unpack(fields, args)
     dense, dense_axes = _dense(x, target)
     plans = [
         forward.forward(c, k.names[0], spec.layout, dense_axes, is_fused=spec.is_fused)
@@ -150,6 +157,44 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         "lse": ((*batch, kv_heads, spec.group, t), "float32"),
     }
     out, lse = _call(operands, results, spec, kernels, plans, target, dense_axes)
+    return [from_query_heads(out), lse.reshape(*batch, n, t)]
+
+
+def _has_sizes(x: Operands) -> bool:
+    """Whether the sizes that a decode plan depends on are known, and there is a query."""
+    t, n = x.q.shape[-3:-1]
+    return all(isinstance(size, int) for size in (t, n, x.seqlen_k)) and t * n > 0
+
+
+def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
+    has_config = all(decode_config(spec, arch) for arch in target.archs)
+    return has_config and _has_sizes(x) and prefers_decode(spec, x.q.shape[-3], x.seqlen_k)
+
+
+def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]:
+    """The forward's results from the kernels for few queries; the others of the call are scratch."""
+    configs = [_present(decode_config(spec, arch)) for arch in target.archs]
+    kernels = [_kernels(config.kernels) for config in configs]
+    is_paged = x.page_table is not None
+    axes = decode.page_axes(configs[0], spec.layout, splits=target.splits) if is_paged else {}
+    plans = [decode.decode(c, k.names, spec.layout, axes) for c, k in zip(configs, kernels, strict=True)]
+    batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
+    kv_heads = x.k.shape[-2]
+    operands = {name: logical(name, x, configs[0]) for name in decode.operand_names(configs[0])}
+    lead = (*batch, kv_heads)
+    if is_paged:
+        operands = {name: paged(name, a, x, splits=target.splits) for name, a in operands.items()}
+        lead = (kv_heads, *batch)
+    num_splits = min(-(-x.seqlen_k // min_split_keys(t * spec.group)), MAX_SPLITS)
+    results = {
+        "out": ((*lead, t, spec.group, e), spec.dtype),
+        "lse": ((*lead, spec.group, t), "float32"),
+        "partial_out": ((*lead, num_splits, t, spec.group, e), "float32"),
+        "partial_lse": ((*lead, t, spec.group, num_splits), "float32"),
+    }
+    out, lse, *_ = _call(operands, results, spec, kernels, plans, target, axes)
+    if is_paged:
+        out, lse = jnp.moveaxis(out, 0, 1), jnp.moveaxis(lse, 0, 1)
     return [from_query_heads(out), lse.reshape(*batch, n, t)]
 
 
@@ -234,16 +279,20 @@ def _call(
     kernels: Sequence[Kernels],
     plans: Sequence[Plan],
     target: Target,
-    dense_axes: Mapping[str, Axes] | None = None,
+    others: Mapping[str, Axes] | None = None,
 ) -> list[jax.Array]:
-    """The custom call on operands in logical order; `results` gives shapes, in the call's order, and dtypes."""
+    """The custom call on operands in logical order; `results` gives shapes, in the call's order, and dtypes.
+
+    `others`: axes of arrays that `axes_of` doesn't know.
+    """
     binaries = [cubin for each in kernels for cubin in each.cubins]
     for cubin, step in zip(binaries, (step for plan in plans for step in plan.launches), strict=True):
         cubins.check_params(cubin, step)
-    dense_axes = dense_axes or {}
+    others = others or {}
     arrays = list(operands.values())
-    axes = [dense_axes.get(name) or axes_of(name, spec.layout) for name in operands]
-    made = tuple(Result(axes_of(name, spec.layout), shape, dtype) for name, (shape, dtype) in results.items())
+    axes_by_name = {name: others.get(name) or axes_of(name, spec.layout) for name in (*operands, *results)}
+    axes = [axes_by_name[name] for name in operands]
+    made = tuple(Result(axes_by_name[name], shape, dtype) for name, (shape, dtype) in results.items())
     if target.emulates:
         return emulated.launch(arrays, axes, made, plan=plans[0], ptx={c.key: c.ptx for c in binaries})
     for cubin in binaries:

@@ -11,15 +11,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jax_fa4.configs import BackwardConfig, KernelConfig
+from jax_fa4.configs import BackwardConfig, DecodeConfig, KernelConfig
 from jax_fa4.operands import Operands
 from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.segments import key_blocks
 
-__all__ = ["dense_operand", "from_query_heads", "logical", "query_heads", "undo_logical"]
+__all__ = ["dense_operand", "from_query_heads", "logical", "paged", "query_heads", "undo_logical"]
 
 
-def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig) -> jax.Array:
+def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig | DecodeConfig) -> jax.Array:
     """One operand of the call; the call's layout undoes the transposition of q, k and v."""
     group = x.q.shape[-2] // x.k.shape[-2] if x.k.shape[-2] else 1
     match name:
@@ -39,15 +39,32 @@ def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig) -> ja
         case "key_blocks":
             assert x.q_segment_ids is not None, "the kernel was compiled with segments"
             assert x.kv_segment_ids is not None, "ids come in pairs"
+            assert not isinstance(config, DecodeConfig), "which takes no segments"
             blocks = key_blocks(x.q_segment_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
             return _for_kv_heads(blocks, x)
         case "query_blocks":
             assert x.q_segment_ids is not None, "the kernel was compiled with segments"
             assert x.kv_segment_ids is not None, "ids come in pairs"
+            assert not isinstance(config, DecodeConfig), "which takes no segments"
             blocks = key_blocks(x.kv_segment_ids, x.q_segment_ids, tile_m=config.tile_n, tile_n=config.tile_m)
             return _for_kv_heads(blocks, x)
         case _:
             return _for_kv_heads(getattr(x, name), x)
+
+
+def paged(name: str, a: jax.Array, x: Operands, *, splits: bool) -> jax.Array:
+    """An operand of a call whose keys lie in pages, from that of `logical`: kv heads come before the batch.
+
+    The table has kv heads only where XLA splits the call and so wants them in all arrays.
+    """
+    match name:
+        case "k" | "v":
+            return jnp.moveaxis(getattr(x, name), -2, 0)
+        case "page_table" if not splits:
+            assert x.page_table is not None, "keys are in pages"
+            return jnp.broadcast_to(x.page_table, (*x.batch, x.page_table.shape[-1]))
+        case _:
+            return jnp.moveaxis(a, 0, 1) if a.ndim else a
 
 
 def dense_operand(a: jax.Array, x: Operands, *, splits: bool) -> tuple[jax.Array, Axes]:

@@ -41,9 +41,13 @@ class Softmax(NamedTuple):
     def start(cls, rows: int, scale_log2: Float32) -> "Softmax":
         """No key seen yet."""
         softmax = cls(scale_log2, cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32))
-        softmax.row_max_log2.fill(-Float32.inf)
-        softmax.row_sum.fill(0.0)
+        softmax.restart()
         return softmax
+
+    def restart(self) -> None:
+        """No key seen yet."""
+        self.row_max_log2.fill(-Float32.inf)
+        self.row_sum.fill(0.0)
 
     def update(self, scores: cute.Tensor) -> cute.Tensor:
         """Turns scores [rows, columns] of a block into weights p in place.

@@ -18,6 +18,7 @@ __all__ = [
     "rows_and_columns",
     "scale_rows",
     "scores_mma",
+    "slab_columns",
     "swizzled",
     "values_mma",
 ]
@@ -42,14 +43,23 @@ def mn_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
 
 
-def swizzled(row: Int32, column: Int32, rows: int) -> Int32:
-    """Element of a `k_major` tile of `rows` rows, from its start: 16-byte pieces of a row trade places by row % 8."""
-    slab, piece = column // SLAB, column % SLAB // 8
-    return slab * (rows * SLAB) + row * SLAB + (piece ^ (row % 8)) * 8 + column % 8
+def swizzled(row: Int32, column: Int32, rows: int, slab: int = SLAB) -> Int32:
+    """Element of a `k_major` tile of `rows` rows, from its start: 16-byte pieces of a row trade places by row.
+
+    `slab` is what `slab_columns` says of the tile: what repeats is 8 pieces of 128 bytes, which are one or more rows.
+    """
+    pieces = slab // 8
+    turn = row % 8 if slab == SLAB else row // (SLAB // slab) % pieces
+    return column // slab * (rows * slab) + row * slab + (column % slab // 8 ^ turn) * 8 + column % 8
+
+
+def slab_columns(columns: int) -> int:
+    """16-bit columns of one row of the atom that `k_major` takes for tiles of so many."""
+    return next(slab for slab in (SLAB, SLAB // 2, SLAB // 4) if columns % slab == 0)
 
 
 def _atom_kind(major: str, dtype: type[Numeric], columns: int) -> warpgroup.SmemLayoutAtomKind:
-    width = next(width for width in (128, 64, 32) if columns * dtype.width // 8 % width == 0)
+    width = slab_columns(columns) * dtype.width // 8
     return getattr(warpgroup.SmemLayoutAtomKind, f"{major}_SW{width}")
 
 

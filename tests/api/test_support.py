@@ -36,11 +36,11 @@ REASONS = [
     (spec(bias_dtype="float64"), "jax_fa4 has no sm_90a kernel for bias"),
     (
         spec(mask=MaskSpec(has_cu_seqlens=True), has_sinks=True, bias_dtype="float64", page_size=8),
-        "jax_fa4 has no sm_90a kernel for packed sequences, bias and pages of keys",
+        "jax_fa4 has no sm_90a kernel for packed sequences and bias",
     ),
     (
         spec(mask=MaskSpec(has_right=True, has_kv_lengths=True, has_cu_seqlens=True), page_size=16),
-        "jax_fa4 has no sm_90a kernel for packed sequences and pages of keys",
+        "jax_fa4 has no sm_90a kernel for packed sequences",
     ),
     (spec(has_softcap=True, dtype="float32"), "jax_fa4 has no sm_90a kernel for head_dim 128 in float32"),
 ]

@@ -61,6 +61,21 @@ def backward(cell):
         close(np.asarray(got[name], np.float64) / scale, exact[name] / scale)
 
 
+def paged(page_size, q, lengths=(0, 65, 333)):
+    rng, dtype = np.random.default_rng(0), testing.np_dtype("bfloat16")
+    slots = -(-max(lengths) // page_size)
+    pools = (rng.standard_normal((3 * slots, page_size, 1, 128)).astype(dtype) for _ in range(2))
+    x = {"q": rng.standard_normal((3, q, 3, 128)).astype(dtype)} | dict(zip(("k_pages", "v_pages"), pools, strict=True))
+    x |= {"page_table": rng.permutation(3 * slots).reshape(3, slots).astype(np.int32)}
+    x |= {"kv_lengths": np.array(lengths, np.int32)}
+    exact = testing.attention_paged(x)
+    x["page_table"][0] = 1 << 30  # of a sequence without keys
+    arrays = {name: jnp.asarray(a) for name, a in x.items()}
+    out, lse = jax_fa4.attention_paged(**arrays, return_lse=True, implementation="kernel")
+    close(out, exact.out)
+    close(lse, exact.lse)
+
+
 SMALL = {"batch": (1,), "kv_heads": 1, "group": 2, "dtype": "bfloat16"}
 for head_dim, causal, (q, k) in itertools.product((64, 128), (False, True), LENGTHS):
     cell = Cell(**SMALL, q=q, k=k, head_dim=head_dim, causal=causal)
@@ -74,4 +89,9 @@ for head_dim, head_dim_v in ((8, 8), (72, 104), (192, 128), (256, 256)):
     cell = Cell(**SMALL, q=129, k=191, head_dim=head_dim, head_dim_v=head_dim_v)
     forward(cell)
     backward(cell)
+DECODE = ({"kv_lengths": (257, 1030), "q_lengths": (0, 2)}, {"window": (700, None)}, {"softcap": 20.0, "sinks": True})
+for feature, q in itertools.product(DECODE, (1, 3)):
+    forward(Cell(**{**SMALL, "batch": (2,), "q": q, "k": 1031, "head_dim": 128, "group": 3, **feature}))
+for page_size, q in ((1, 1), (16, 3), (80, 40)):
+    paged(page_size, q)
 print("done")  # noqa: T201

@@ -64,7 +64,7 @@ WITH_KERNEL = [
 ]
 WITHOUT_KERNEL = [
     {"mask": MaskSpec(has_cu_seqlens=True)},
-    {"page_size": 16},
+    {"mask": MaskSpec(has_cu_seqlens=True, has_kv_lengths=True), "page_size": 16},
     {"dtype": "float32"},
 ]
 
@@ -86,6 +86,12 @@ def test_blackwell_has_the_kernels_that_the_text_names(arch, dims):
     options = [change for change in WITH_KERNEL if "head_dim" not in change]
     assert [o for o in options if why_unsupported(dataclasses.replace(plain, **o), arch)] == []
     assert why_unsupported(dataclasses.replace(plain, head_dim=200), arch) is not None
+
+
+def test_hopper_has_kernels_for_pages_but_not_for_their_gradients():
+    spec = dataclasses.replace(PLAIN, page_size=1, mask=MaskSpec(has_right=True, has_kv_lengths=True))
+    assert why_unsupported(spec, "sm_90a") is None
+    assert why_no_gradient(spec, "sm_90a", ("q", "k", "v")) is not None
 
 
 @pytest.mark.parametrize("change", [*WITH_KERNEL, {"deterministic": True}], ids=str)

@@ -1,0 +1,308 @@
+"""All that the two kernels for few queries are compiled from: one makes partial results of splits, one combines them.
+
+A CTA packs the query heads that share a kv head, and as many queries as fit, into the 64 rows of a wgmma.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from jax_fa4.configs.config import (
+    MBARRIER_BYTES,
+    MMA_COLUMNS,
+    SMEM_LIMIT,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    swizzle_bytes,
+)
+from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+__all__ = ["MAX_SPLITS", "CombineConfig", "DecodeConfig", "decode", "min_split_keys", "prefers_decode"]
+
+SMEM_PER_SM = 228 * 1024  # bytes, of which every CTA takes RESERVED more than it asks for
+RESERVED = 1024
+MAX_SPLITS = 128
+MAX_STAGES = 8
+MIN_SPLIT_KEYS = 1024  # with 512, float32 results and their sum cost 3% (H200, batch 8 to 64, d128)
+ROWS_PER_MIN_SPLIT = 32  # with more rows a split's result is larger, and so is the shortest split
+MIN_KEYS = 256  # with fewer the forward kernel is as fast, and is one launch
+COMBINE_WARPS = 4
+FLOAT_BYTES = 4
+MIN_CTAS = 1056  # four for each place on an H200 (132 SMs, two each): fewer would end at different times
+TILE_ROWS = WARPGROUP_ROWS  # queries times heads of a group
+DTYPES = ("bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CombineConfig:
+    """A CTA merges the partial results of one query of one head; its warps share the splits among them."""
+
+    arch: str
+    kernel: Literal["combine"] = "combine"
+    dtype: Literal["bfloat16", "float16"]
+    head_dim_v: int
+    has_q_lengths: bool = False
+    has_sinks: bool = False
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        features = [name for name in ("q_lengths", "sinks") if getattr(self, f"has_{name}")]
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, f"d{self.head_dim_v}", *features])
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return COMBINE_WARPS * 32
+
+    @property
+    def smem_bytes(self) -> int:
+        """Each warp's sums: a row, and the sum of weights."""
+        return COMBINE_WARPS * (self.head_dim_v + 1) * FLOAT_BYTES
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        rows: tuple[Extent, ...] = ("batch", "kv_heads", "num_splits", "q_len", "group")
+        optional = (
+            (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=("batch", "kv_heads"))),
+            (self.has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
+        )
+        extents: tuple[Extent, ...] = ("q_len", "q_heads", "kv_heads", "num_splits")
+        out: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
+        return (
+            PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
+            PointerParam(name="partial_lse", dtype="float32", dims=rows),
+            PointerParam(name="out", dtype=self.dtype, dims=out, pointee_align=16),
+            PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+            *(param for present, param in optional if present),
+            *strides("out"),
+            *(ScalarParam(name=name) for name in extents),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """One compiled kernel; no length, batch, head count, group, scale or window value is part of it.
+
+    Key blocks of `tile_n` keys stand in a ring of `kv_stages` for K and another for V, so that two CTAs share an SM
+    where the head dims allow it. With `page_size` keys and values lie in pages. Raises ValueError where shared memory
+    or an instruction forbids it.
+    """
+
+    arch: str
+    kernel: Literal["decode"] = "decode"
+    dtype: Literal["bfloat16", "float16"]
+    head_dim: int
+    head_dim_v: int
+    tile_n: int
+    kv_stages: int
+    page_size: int | None = None
+    has_left: bool = False
+    has_right: bool = False
+    has_q_offset: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.arch != "sm_90a":
+            raise ValueError(f"arch must be sm_90a, got {self.arch}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
+                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+        if self.tile_n not in (64, 128):
+            raise ValueError(f"tile_n must be 64 or 128, got {self.tile_n}")
+        if self.kv_stages < 1:
+            raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
+        if self.page_size is not None and not (self.page_size > 0 and self.has_kv_lengths):
+            raise ValueError(f"page_size must be positive and come with lengths, got {self.page_size}")
+        if self.smem_bytes > SMEM_LIMIT:
+            raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        dims = f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
+        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
+        features = [name.removeprefix("has_") for name in flags if getattr(self, name) and name != "has_sinks"]
+        features += [] if self.page_size is None else [f"page{self.page_size}"]
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, dims, *features])
+
+    @property
+    def kernels(self) -> tuple[DecodeConfig, CombineConfig]:
+        """Both in the order of their launches. A sink joins where everything is summed."""
+        combine = CombineConfig(
+            arch=self.arch,
+            dtype=self.dtype,
+            head_dim_v=self.head_dim_v,
+            has_q_lengths=self.has_q_lengths,
+            has_sinks=self.has_sinks,
+        )
+        return dataclasses.replace(self, has_sinks=False), combine
+
+    @property
+    def element_bytes(self) -> int:
+        """Of q, k, v and out."""
+        return 2
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: a consumer warpgroup and a warp that loads."""
+        return WARPGROUP + 32
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """How many the shared memory of an SM holds; two are enough."""
+        return min(SMEM_PER_SM // (self.smem_bytes + RESERVED), 2)
+
+    @property
+    def columns(self) -> int:
+        """Of Q and K in shared memory: head_dim, padded."""
+        return _round_up(self.head_dim, MMA_COLUMNS)
+
+    @property
+    def v_columns(self) -> int:
+        """Of V in shared memory: head_dim_v, padded."""
+        return _round_up(self.head_dim_v, MMA_COLUMNS)
+
+    @property
+    def q_bytes(self) -> int:
+        """Of the Q tile."""
+        return WARPGROUP_ROWS * self.columns * self.element_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        """Of one stage of the K ring."""
+        return self.tile_n * self.columns * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Of one stage of the V ring."""
+        return self.tile_n * self.v_columns * self.element_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of one stage of both rings, with a full and an empty barrier for each."""
+        return self.k_bytes + self.v_bytes + 4 * MBARRIER_BYTES
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: Q and both rings. Tiles are multiples of 2048 bytes, so nothing is padded."""
+        return self.q_bytes + self.kv_stages * self.stage_bytes
+
+    @property
+    def box_rows(self) -> int:
+        """Keys that one copy moves: a block, or as much of it as surely lies in one page."""
+        return self.tile_n if self.page_size is None else math.gcd(self.page_size, self.tile_n)
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+
+        def tensor_map(name: str, head_dim: Extent, columns: int) -> MapParam:
+            swizzle = swizzle_bytes(columns * self.element_bytes)
+            rows: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
+            if self.page_size is not None:
+                rows = ("page_size", "kv_heads", "num_pages")
+            box = (swizzle // self.element_bytes, self.box_rows, 1, 1)
+            return MapParam(name=name, dtype=self.dtype, dims=(head_dim, *rows), box=box, swizzle=swizzle)
+
+        lengths: tuple[Extent, ...] = ("batch", "kv_heads")
+        rows: tuple[Extent, ...] = ("batch", "kv_heads", "num_splits", "q_len", "group")
+        q: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim")
+        optional = (
+            (self.has_left, PointerParam(name="window_left", dtype="int32")),
+            (self.has_right, PointerParam(name="window_right", dtype="int32")),
+            (self.has_softcap, PointerParam(name="softcap", dtype="float32")),
+            (self.has_q_offset, PointerParam(name="q_offset", dtype="int32", dims=lengths)),
+            (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=lengths)),
+            (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=lengths)),
+            (self.page_size is not None, PointerParam(name="page_table", dtype="int32", dims=("page_table_size",))),
+        )
+        extents: list[Extent] = ["q_len", "kv_len", "q_heads", "kv_heads", "batch", "num_splits"]
+        extents += ["min_split_keys", "cta_splits"]
+        pages: list[KernelParam] = [
+            ScalarParam(name="page_table_head_stride", dtype="int64", size=8, align=8),
+            ScalarParam(name="page_slots"),
+            ScalarParam(name="num_pages"),
+        ]
+        return (
+            tensor_map("k", "head_dim", self.columns),
+            tensor_map("v", "head_dim_v", self.v_columns),
+            PointerParam(name="q", dtype=self.dtype, dims=q, pointee_align=16),
+            PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
+            PointerParam(name="partial_lse", dtype="float32", dims=rows),
+            PointerParam(name="softmax_scale", dtype="float32"),
+            *(param for present, param in optional if present),
+            *strides("q"),
+            *(ScalarParam(name=name) for name in extents),
+            *(pages if self.page_size is not None else ()),
+        )
+
+
+def strides(array: Literal["q", "out"]) -> tuple[ScalarParam, ...]:
+    """Elements of an array from one batch entry, query and head to the next."""
+    return tuple(
+        ScalarParam(name=f"{array}_{axis}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]
+        for axis in ("batch", "row", "head")
+    )
+
+
+def min_split_keys(rows: int) -> int:
+    """The fewest keys of a split of a sequence that has more, for so many rows: queries times heads of a group."""
+    return MIN_SPLIT_KEYS * -(-rows // ROWS_PER_MIN_SPLIT)
+
+
+def prefers_decode(spec: AttentionSpec, q_len: int, kv_len: int) -> bool:
+    """Whether queries are few and keys many, so that these kernels are faster than the forward's."""
+    return q_len * spec.group <= WARPGROUP_ROWS and kv_len >= MIN_KEYS
+
+
+def decode(spec: AttentionSpec) -> DecodeConfig | None:
+    """The kernels of a spec, or None where there are none."""
+    others = dataclasses.replace(
+        spec.mask, has_left=False, has_right=False, has_q_offset=False, has_q_lengths=False, has_kv_lengths=False
+    )
+    if spec.dtype not in DTYPES or spec.bias_dtype or spec.is_fused or spec.has_batched_scalars or others != MaskSpec():
+        return None
+    if spec.group > WARPGROUP_ROWS or max(spec.head_dim, spec.head_dim_v) > 256:
+        return None
+    return _config(spec, tile_n=128 if max(spec.head_dim, spec.head_dim_v) <= 64 else 64)
+
+
+def _config(spec: AttentionSpec, tile_n: int) -> DecodeConfig:
+    """As many stages as let two CTAs share an SM or, if that would leave fewer than two, as one CTA can have."""
+    mask = spec.mask
+
+    def config(kv_stages: int) -> DecodeConfig:
+        return DecodeConfig(
+            arch="sm_90a",
+            dtype=spec.dtype,  # type: ignore[arg-type]
+            head_dim=spec.head_dim,
+            head_dim_v=spec.head_dim_v,
+            tile_n=tile_n,
+            kv_stages=kv_stages,
+            page_size=spec.page_size,
+            has_left=mask.has_left,
+            has_right=mask.has_right,
+            has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
+            has_q_lengths=mask.has_q_lengths,
+            has_kv_lengths=mask.has_kv_lengths or spec.page_size is not None,
+            has_softcap=spec.has_softcap,
+            has_sinks=spec.has_sinks,
+        )
+
+    one = config(1)
+    halves, whole = ((limit - one.q_bytes) // one.stage_bytes for limit in (SMEM_PER_SM // 2 - RESERVED, SMEM_LIMIT))
+    return config(min(halves if halves >= 2 else whole, MAX_STAGES))
+
+
+def _round_up(n: int, step: int) -> int:
+    return -(-n // step) * step

@@ -1,0 +1,210 @@
+"""Merges the partial results of splits of a sequence: a CTA makes one query of one head, a warp some of its splits.
+
+    weight_s = exp(lse_s - max lse),   out = sum(weight_s * out_s) / sum(weight_s),   lse = max lse + log(sum(weight_s))
+
+A split whose lse is -inf has seen no key: its out is not read. A sink is one more logit, of no value. Splits that have
+seen keys come first, so what is read ends with the last of them.
+
+Parameters in order, as `CombineConfig.params` lists them:
+
+    partial_out   float32*  [batch, kv_heads, num_splits, q_len, group, head_dim_v]
+    partial_lse   float32*  [batch, kv_heads, q_len, group, num_splits]
+    out           16-bit*   [batch, q_len, q_heads, head_dim_v] by strides, head_dim_v contiguous
+    lse           float32*  [batch, q_heads, q_len]
+    q_lengths     int32*    [batch, kv_heads] queries beyond are padding: out 0, lse -inf; only with has_q_lengths
+    sinks         float32*  [batch, q_heads]; only with has_sinks
+    out_batch_stride out_row_stride out_head_stride     int64 each, elements
+    q_len q_heads kv_heads num_splits                   int32 each
+
+Grid (q_len * group * kv_heads * batch, 1, 1), block (128, 1, 1). It may start before the kernel that makes
+the partial results has ended, and waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ..core.divide import divide, divide_with_rest
+from ..core.softmax import LN_2, LOG2_E
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import CombineConfig
+
+__all__ = ["Arrays", "CombineSm90", "Extents"]
+
+LANES = 32
+VECTOR = 4  # floats in 16 bytes
+
+
+class Arrays(NamedTuple):
+    """Addresses; None: compiled without."""
+
+    partial_out: cute.Pointer
+    partial_lse: cute.Pointer
+    out: cute.Pointer
+    lse: cute.Pointer
+    q_lengths: cute.Pointer | None
+    sinks: cute.Pointer | None
+
+
+class Extents(NamedTuple):
+    """Sizes of a call, and out's strides in elements."""
+
+    out_batch_stride: Int64
+    out_row_stride: Int64
+    out_head_stride: Int64
+    q_len: Int32
+    q_heads: Int32
+    kv_heads: Int32
+    num_splits: Int32
+
+
+class Row(NamedTuple):
+    """One query of one head."""
+
+    index: Int32  # query * group + head of the group
+    entry: Int32  # batch * kv_heads + kv_head
+    query: Int32
+    head: Int32  # of all query heads
+    batch: Int32
+
+
+class CombineSm90:
+    """The combine kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: CombineConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.vectors = -(-config.head_dim_v // (LANES * VECTOR))  # of a lane
+
+    @cute.jit
+    def launch(self, arrays: Arrays, extents: Extents) -> None:
+        """The grid is a placeholder: plans compute their own."""
+        config = self.config
+        self.kernel(arrays, extents).launch(
+            grid=(extents.q_len, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
+        )
+
+    @cute.kernel
+    def kernel(self, arrays: Arrays, extents: Extents) -> None:
+        smem = cutlass.memory.SmemAllocator()
+        warps = self.config.threads // LANES
+        sums = smem.allocate_tensor(Float32, cute.make_layout((self.config.head_dim_v, warps)), 16)
+        totals = smem.allocate_tensor(Float32, cute.make_layout(warps), 16)
+        group = divide(extents.q_heads, extents.kv_heads)
+        num_rows = extents.q_len * group
+        entry, index = divide_with_rest(cute.arch.block_idx()[0], num_rows)
+        query, batch = divide(index, group), divide(entry, extents.kv_heads)
+        head = (entry - batch * extents.kv_heads) * group + (index - query * group)
+        row = Row(index, entry, query, head, batch)
+        cute.arch.griddepcontrol_wait()  # the partial results are complete
+        lses = arrays.partial_lse + (Int64(entry) * num_rows + index) * extents.num_splits
+        used, largest, sink = self.statistics(arrays, extents, row, lses)
+        base_log2 = Float32(cutlass.select_(largest == -Float32.inf, Float32(0.0), largest)) * LOG2_E
+        self.sum_splits(arrays, extents, row, lses, used, base_log2, sums, totals)
+        cute.arch.sync_threads()
+        self.store(arrays, extents, row, sink, base_log2, sums, totals)
+
+    @cute.jit
+    def statistics(
+        self, arrays: Arrays, extents: Extents, row: Row, lses: cute.Pointer
+    ) -> tuple[Int32, Float32, Float32]:
+        """How many splits to read, the largest logit of all, and the sink."""
+        used, largest = Int32(0), Float32(-Float32.inf)
+        for split in cutlass.range(cute.arch.lane_idx(), extents.num_splits, LANES, unroll=4):
+            lse = _read(lses + split)
+            largest = cute.arch.fmax(largest, lse)
+            used = Int32(cutlass.select_(lse != -Float32.inf, split + 1, used))  # NaN counts
+        largest = cute.arch.warp_reduction_max(largest)
+        used = cute.arch.warp_redux_sync(used, "max")
+        sink = Float32(-Float32.inf)
+        if cutlass.const_expr(arrays.sinks is not None):
+            sink = _read(arrays.sinks + (row.batch * extents.q_heads + row.head))
+            largest = cute.arch.fmax(largest, sink)
+        return used, largest, sink
+
+    @cute.jit
+    def sum_splits(
+        self,
+        arrays: Arrays,
+        extents: Extents,
+        row: Row,
+        lses: cute.Pointer,
+        used: Int32,
+        base_log2: Float32,
+        sums: cute.Tensor,
+        totals: cute.Tensor,
+    ) -> None:
+        """The warp's part of both sums over splits, to shared memory."""
+        dim, lane = self.config.head_dim_v, cute.arch.lane_idx()
+        warp, warps = cute.arch.make_warp_uniform(cute.arch.warp_idx()), self.config.threads // LANES
+        total, parts = Float32(0.0), cute.make_rmem_tensor((VECTOR, self.vectors), Float32)
+        parts.fill(0.0)
+        num_rows = extents.q_len * divide(extents.q_heads, extents.kv_heads)
+        source = arrays.partial_out + (Int64(row.entry) * extents.num_splits * num_rows + row.index) * dim
+        for split in cutlass.range(warp, used, warps, unroll=8):
+            weight = cute.math.exp2(cute.math.fma(_read(lses + split), Float32(LOG2_E), -base_log2), fastmath=True)
+            total = total + weight
+            for i in cutlass.range_constexpr(self.vectors):
+                # lanes behind the last column read some that others have
+                column = cutlass.min((i * LANES + lane) * VECTOR, dim - VECTOR)
+                part = (source + (split * (Int64(num_rows) * dim) + column)).align(16)
+                values = cute.make_tensor(part, cute.make_layout(VECTOR)).load()
+                for j in cutlass.range_constexpr(VECTOR):
+                    # what a row that saw no key of the split has there may be NaN
+                    term = Float32(cutlass.select_(weight == 0.0, Float32(0.0), values[j] * weight))
+                    parts[j, i] = parts[j, i] + term
+        for i in cutlass.range_constexpr(self.vectors):
+            column = (i * LANES + lane) * VECTOR
+            if column < dim:
+                target = (sums.iterator + (warp * dim + column)).align(16)
+                cute.make_tensor(target, cute.make_layout(VECTOR)).store(parts[None, i].load())
+        if lane == 0:
+            totals[warp] = total
+
+    @cute.jit
+    def store(
+        self,
+        arrays: Arrays,
+        extents: Extents,
+        row: Row,
+        sink: Float32,
+        base_log2: Float32,
+        sums: cute.Tensor,
+        totals: cute.Tensor,
+    ) -> None:
+        """Adds up the warps' parts; a thread stores two neighbouring columns."""
+        thread, warps = cute.arch.thread_idx()[0], self.config.threads // LANES
+        total = cute.math.exp2(cute.math.fma(sink, Float32(LOG2_E), -base_log2), fastmath=True)
+        for warp in cutlass.range_constexpr(warps):
+            total = total + totals[warp]
+        empty = total == 0.0
+        if cutlass.const_expr(arrays.q_lengths is not None):
+            empty = empty | (row.query >= _read(arrays.q_lengths + row.entry))
+        factor = Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(total)))
+        lse = (base_log2 + cute.math.log2(total, fastmath=True)) * LN_2
+        if thread == 0:
+            element = (Int64(row.batch) * extents.q_heads + row.head) * extents.q_len + row.query
+            target = cute.make_tensor(arrays.lse + element, cute.make_layout(1))
+            target[0] = Float32(cutlass.select_(empty, Float32(-Float32.inf), lse))
+        out = arrays.out + (row.batch * extents.out_batch_stride + row.query * extents.out_row_stride)
+        out = out + row.head * extents.out_head_stride
+        column = thread * 2
+        if column < self.config.head_dim_v:
+            rounded = cute.make_rmem_tensor(2, self.dtype)
+            for j in cutlass.range_constexpr(2):
+                value = Float32(0.0)
+                for warp in cutlass.range_constexpr(warps):
+                    value = value + sums[column + j, warp]
+                # padding may be NaN
+                rounded[j] = self.dtype(cutlass.select_(empty, Float32(0.0), value * factor))
+            cute.make_tensor((out + column).align(4), cute.make_layout(2)).store(rounded.load())
+
+
+def _read(pointer: cute.Pointer) -> Float32 | Int32:
+    """The one element at `pointer`."""
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]

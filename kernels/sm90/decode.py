@@ -1,0 +1,546 @@
+"""Hopper attention of few queries: a CTA streams a split of a sequence's keys past one tile of packed queries.
+
+    load --k--> consume     gmem -TMA-> smem -wgmma-> registers -> gmem, in float32
+         --v-->             smem: Q 64 x D | kv_stages x K tile_n x D | kv_stages x V
+
+The 64 rows of a tile are 64 // group queries of all query heads of one kv head: row r is query r // group, head
+r % group. So every key is read once for the whole group, and what limits the kernel is how fast keys arrive: nothing
+overlaps within a CTA, since two CTAs share an SM where the head dims allow it.
+
+The blocks that a tile sees are cut into splits of `min_split_keys` or, if that gives more than MAX_SPLITS, of a
+MAX_SPLITSth: that depends on the sequence alone, and so do the results, whatever else is in the batch. Splits of a
+tile that see keys come first; the others write lse -inf and nothing else. `combine` merges them. A CTA makes
+`cta_splits` splits one after the other: the loads of one run ahead into the time that the last one takes to finish.
+
+    barrier   stages     arrives (count)        waits    true once it completes
+    k.full    kv_stages  load (1 + bytes)       consume  that K block is in smem
+    k.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
+    v.full    kv_stages  load (1 + bytes)       consume  that V block is in smem
+    v.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
+    store     named      consume (all threads)  consume  Q is in smem
+    clear     named      consume (all threads)  consume  V rows beyond the sequence are 0
+
+Keys in pages: page_table names the pages of a sequence, and a block arrives in boxes of as many keys as surely lie in
+one page. An index outside the pool reads its nearest page.
+
+Parameters in order, as `DecodeConfig.params` lists them (maps as in `forward`; those of pages are (head_dim, page_size,
+kv_heads, num_pages), box (w, box_rows, 1, 1)):
+
+    k v             maps  box (w, tile_n, 1, 1)
+    q               16-bit*   [batch, q_len, q_heads, head_dim] by strides, head_dim contiguous
+    partial_out     float32*  [batch, kv_heads, num_splits, q_len, group, head_dim_v]
+    partial_lse     float32*  [batch, kv_heads, q_len, group, num_splits]
+    softmax_scale window_left window_right softcap q_offset q_lengths kv_lengths   as in `forward`
+    page_table      int32*    [page_slots] a sequence; only with pages
+    q_batch_stride q_row_stride q_head_stride                            int64 each, elements
+    q_len kv_len q_heads kv_heads batch num_splits min_split_keys cta_splits        int32 each
+    page_table_head_stride (int64; 0 where all heads have one table) page_slots num_pages (int32); only with pages
+
+Grid (ceil(q_len / (64 // group)) * kv_heads * batch * ceil(num_splits / cta_splits), 1, 1), block (160, 1, 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.pipeline import PipelineConsumer, PipelineProducer
+
+from ..core import mask, ptx, softcap
+from ..core.barriers import Edge, NamedBarrierId, make_pipelines
+from ..core.bounds import Bounds, Visit
+from ..core.divide import divide, divide_with_rest
+from ..core.seqlen import Sequence
+from ..core.softmax import Softmax, scale_log2
+from . import mma
+from .tma import Corner, fetch
+
+if TYPE_CHECKING:
+    from jax_fa4.configs import DecodeConfig
+
+__all__ = ["DecodeSm90", "Extents", "Inputs", "Pages"]
+
+WARPGROUP = 128
+WARPGROUP_WARPS = 4
+ROWS = 64  # of a tile
+LOAD_WARP = 4  # behind the consumer warpgroup
+MAX_SPLITS = 128
+DIAGONAL_LIMIT = 1 << 30  # offsets are cut to it, so that no sum with lengths wraps
+BOTH_SIGNS = -0x7FFF8000  # 0x80008000: the sign bits of two 16-bit floats
+VECTOR = 8  # 16-bit elements in 16 bytes
+WORDS = 4  # 32-bit words in 16 bytes
+MAX_UNROLLED_BOXES = 4
+
+
+class Inputs(NamedTuple):
+    """Addresses; None: compiled without."""
+
+    q: cute.Pointer
+    partial_out: cute.Pointer
+    partial_lse: cute.Pointer
+    softmax_scale: cute.Pointer
+    window_left: cute.Pointer | None
+    window_right: cute.Pointer | None
+    softcap: cute.Pointer | None
+    q_offset: cute.Pointer | None
+    q_lengths: cute.Pointer | None
+    kv_lengths: cute.Pointer | None
+    page_table: cute.Pointer | None
+
+
+class Extents(NamedTuple):
+    """Sizes of a call, and q's strides in elements."""
+
+    q_batch_stride: Int64
+    q_row_stride: Int64
+    q_head_stride: Int64
+    q_len: Int32
+    kv_len: Int32
+    q_heads: Int32
+    kv_heads: Int32
+    batch: Int32
+    num_splits: Int32
+    min_split_keys: Int32
+    cta_splits: Int32
+
+
+class Pages(NamedTuple):
+    """Sizes of the pool and of a sequence's table."""
+
+    page_table_head_stride: Int64
+    page_slots: Int32
+    num_pages: Int32
+
+
+class Logits(NamedTuple):
+    """How scores become logits."""
+
+    capped: Float32 | None  # softcap: s becomes tanh(capped * s); None: compiled without
+    scale_log2: Float32  # then softmax multiplies by it
+    flipped: Int32  # signs of Q to flip, two a word: softmax takes maxima before it scales
+
+
+class Tile(NamedTuple):
+    """Queries of a kv head's group, and splits [first_split, end_split) of their keys."""
+
+    m_block: Int32
+    first_query: Int32
+    num_queries: Int32  # of a tile that is full
+    num_rows: Int32  # queries times group
+    group: Int32
+    kv_head: Int32
+    batch: Int32
+    first_split: Int32
+    end_split: Int32
+
+
+class Work(NamedTuple):
+    """One tile and what it visits."""
+
+    tile: Tile
+    seq: Sequence
+    first_block: Int32  # of all that the tile sees
+    split_blocks: Int32
+    logits: Logits
+    table: cute.Pointer | None  # the sequence's pages
+
+
+class Smem(NamedTuple):
+    """Tiles in shared memory."""
+
+    q: cute.Tensor  # (64, D, 1)
+    k: cute.Tensor  # (tile_n, D, kv_stages)
+    v: cute.Tensor  # (tile_n, E, kv_stages)
+    v_transposed: cute.Tensor  # (E, tile_n, kv_stages), the same bytes
+
+
+class Producers(NamedTuple):
+    """The load warp's ends."""
+
+    k: PipelineProducer
+    v: PipelineProducer
+
+
+class Consumers(NamedTuple):
+    """The consumer warpgroup's ends."""
+
+    k: PipelineConsumer
+    v: PipelineConsumer
+
+
+class Fragments(NamedTuple):
+    """What a consumer thread computes with."""
+
+    q: cute.Tensor  # descriptors (MMA, 1, K)
+    k: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
+    v: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
+    scores: cute.Tensor  # accumulator, float32
+    weights: cute.Tensor  # A operand, 16 bit
+    out: cute.Tensor  # accumulator, float32
+    rows: tuple[Int32, ...]  # of the tile
+    place: mask.Place
+    softmax: Softmax
+
+
+class DecodeSm90:
+    """The decode kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.edges = (
+            Edge(name="k", stages=config.kv_stages, tx_bytes=config.k_bytes, consumer_warps=WARPGROUP_WARPS),
+            Edge(name="v", stages=config.kv_stages, tx_bytes=config.v_bytes, consumer_warps=WARPGROUP_WARPS),
+        )
+
+    @cute.jit
+    def launch(self, k: cute.Tensor, v: cute.Tensor, inputs: Inputs, extents: Extents, pages: Pages | None) -> None:
+        """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        k_map, v_map = (
+            cpasync.make_tiled_tma_atom(load, a, self.box_layout(columns), (config.box_rows, columns))[0]
+            for a, columns in ((k, config.columns), (v, config.v_columns))
+        )
+        self.kernel(k_map, v_map, inputs, extents, pages).launch(
+            grid=(extents.batch, 1, 1),
+            block=(config.threads, 1, 1),
+            smem=config.smem_bytes,
+            min_blocks_per_mp=config.ctas_per_sm,
+            preferred_smem_carveout=100,  # said, lest the DSL ask a device
+        )
+
+    def box_layout(self, columns: int) -> cute.ComposedLayout:
+        """What one copy writes: rows as in a tile, from any of its 128-byte rows on, as the swizzle is of addresses."""
+        rows, tile = self.config.box_rows, mma.k_major(self.dtype, ROWS, columns, 1)
+        slab = mma.slab_columns(columns)
+        outer = cute.make_layout((rows, (slab, columns // slab)), stride=(slab, (1, rows * slab)))
+        return cute.make_composed_layout(tile.inner, 0, outer)
+
+    @cute.kernel
+    def kernel(
+        self, k_map: cute.CopyAtom, v_map: cute.CopyAtom, inputs: Inputs, extents: Extents, pages: Pages | None
+    ) -> None:
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_index == LOAD_WARP:
+            cpasync.prefetch_descriptor(k_map)
+            cpasync.prefetch_descriptor(v_map)
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        smem = self.allocate()
+        ends = make_pipelines(self.edges)
+        work = self.work(inputs, extents, pages)
+        if warp_index == LOAD_WARP:
+            self.load(k_map, v_map, smem, Producers(*(ends[name][0] for name in Producers._fields)), work, pages)
+        else:
+            consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
+            self.consume(smem, consumers, work, inputs, extents)
+
+    def work(self, inputs: Inputs, extents: Extents, pages: Pages | None) -> Work:
+        """What the CTA does: both roles ask this one function, so that they can't disagree on emptiness."""
+        config = self.config
+        group = divide(extents.q_heads, extents.kv_heads)
+        tile_queries = divide(ROWS, group)
+        num_m_blocks = divide(extents.q_len + (tile_queries - 1), tile_queries)
+        rest, m_block = divide_with_rest(cute.arch.block_idx()[0], num_m_blocks)
+        rest, kv_head = divide_with_rest(rest, extents.kv_heads)  # heads of one key are neighbours in memory
+        part, batch = divide_with_rest(rest, extents.batch)
+        first_query = m_block * tile_queries
+        num_rows = cutlass.min(tile_queries, extents.q_len - first_query) * group
+        first_split = part * extents.cta_splits
+        end_split = cutlass.min(first_split + extents.cta_splits, extents.num_splits)
+        place = (m_block, first_query, tile_queries, num_rows, group, kv_head, batch)
+        tile = Tile(*place, first_split, end_split)
+
+        seq = self.sequence(inputs, extents, tile)
+        whole = self.bounds(tile).visit(m_block, seq)
+        least = divide(extents.min_split_keys, config.tile_n)
+        blocks = cutlass.max(divide(whole.num_n_blocks + (MAX_SPLITS - 1), MAX_SPLITS), least)
+        table = None
+        if inputs.page_table is not None and pages is not None:
+            table = inputs.page_table + (kv_head * pages.page_table_head_stride + Int64(batch) * pages.page_slots)
+        return Work(tile, seq, whole.first + 1 - whole.num_n_blocks, blocks, self.logits(inputs), table)
+
+    def bounds(self, tile: Tile) -> Bounds:
+        """Those of tiles of so many queries."""
+        config = self.config
+        return Bounds(
+            tile_m=tile.num_queries,
+            tile_n=config.tile_n,
+            has_left=config.has_left,
+            has_right=config.has_right,
+            has_padding=config.has_q_lengths,
+        )
+
+    def visit(self, work: Work, split: Int32) -> Visit:
+        """The blocks of a split."""
+        begin = work.first_block + split * work.split_blocks
+        return self.bounds(work.tile).visit(work.tile.m_block, work.seq, (begin, begin + work.split_blocks))
+
+    def sequence(self, inputs: Inputs, extents: Extents, tile: Tile) -> Sequence:
+        """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
+        entry = tile.batch * extents.kv_heads + tile.kv_head
+        q_len, kv_len = extents.q_len, extents.kv_len
+        if inputs.q_lengths is not None:
+            q_len = cutlass.max(cutlass.min(_read(inputs.q_lengths + entry), q_len), 0)
+        if inputs.kv_lengths is not None:
+            kv_len = cutlass.max(cutlass.min(_read(inputs.kv_lengths + entry), kv_len), 0)
+        diagonal = kv_len - q_len
+        if inputs.q_offset is not None:
+            offset = _read(inputs.q_offset + entry)
+            diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
+        left = _read(inputs.window_left) if inputs.window_left is not None else None
+        right = _read(inputs.window_right) if inputs.window_right is not None else None
+        return Sequence.aligned(q_len, kv_len, diagonal, left, right)
+
+    def logits(self, inputs: Inputs) -> Logits:
+        """Cap and scale of the call, as the steps from a score to a weight use them."""
+        scale = _read(inputs.softmax_scale)
+        if inputs.softcap is not None:
+            cap = _read(inputs.softcap)
+            return Logits(scale / cap, scale_log2(cap), Int32(0))
+        flipped = Int32(cutlass.select_(scale < 0.0, Int32(BOTH_SIGNS), Int32(0)))
+        return Logits(None, scale_log2(scale), flipped)
+
+    def allocate(self) -> Smem:
+        """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
+        config, smem = self.config, cutlass.memory.SmemAllocator()
+        queries = mma.k_major(self.dtype, ROWS, config.columns, 1)
+        keys = mma.k_major(self.dtype, config.tile_n, config.columns, config.kv_stages)
+        values = mma.k_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
+        transposed = mma.mn_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
+        q = smem.allocate_tensor(self.dtype, queries.outer, 1024, queries.inner)
+        k = smem.allocate_tensor(self.dtype, keys.outer, 1024, keys.inner)
+        v = smem.allocate_tensor(self.dtype, values.outer, 1024, values.inner)
+        return Smem(q=q, k=k, v=v, v_transposed=cute.make_tensor(v.iterator, transposed.outer))
+
+    @cute.jit
+    def load(
+        self,
+        k_map: cute.CopyAtom,
+        v_map: cute.CopyAtom,
+        smem: Smem,
+        pipes: Producers,
+        work: Work,
+        pages: Pages | None,
+    ) -> None:
+        """Waits: k.empty, v.empty. Signals: k.full, v.full (TMA counts the bytes)."""
+        for split in cutlass.range(work.tile.first_split, work.tile.end_split, unroll=1):
+            visit = self.visit(work, split)
+            for i in cutlass.range(visit.num_n_blocks, unroll=1):
+                n_block = visit.first - i
+                slot = pipes.k.acquire_and_advance()
+                self.fetch(k_map, smem.k[None, None, slot.index], self.config.columns, slot, work, pages, n_block)
+                slot = pipes.v.acquire_and_advance()
+                self.fetch(v_map, smem.v[None, None, slot.index], self.config.v_columns, slot, work, pages, n_block)
+        # no tail: the consumers wait for every copy, so none lands after the CTA has gone
+
+    def fetch(
+        self,
+        atom: cute.CopyAtom,
+        target: cute.Tensor,
+        columns: int,
+        slot: Any,
+        work: Work,
+        pages: Pages | None,
+        n_block: Int32,
+    ) -> None:
+        """Starts the copies of one block of keys or values."""
+        tile, first_key = work.tile, n_block * self.config.tile_n
+        if pages is None:
+            block = (self.config.tile_n, columns)
+            fetch(atom, block, Corner(first_key, tile.kv_head, tile.batch), target, slot)
+        else:
+            self.fetch_pages(atom, target, columns, slot, work, pages, first_key)
+
+    @cute.jit
+    def fetch_pages(
+        self,
+        atom: cute.CopyAtom,
+        target: cute.Tensor,
+        columns: cutlass.Constexpr,
+        slot: Any,
+        work: Work,
+        pages: Pages,
+        first_key: Int32,
+    ) -> None:
+        """Starts the copies of one block, box by box."""
+        rows, page_size = self.config.box_rows, self.config.page_size or 1
+        boxes = self.config.tile_n // rows
+        for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
+            key = first_key + box * rows
+            page_slot = divide(key, page_size)
+            page = _read(work.table + cutlass.min(page_slot, pages.page_slots - 1))
+            page = cutlass.max(cutlass.min(page, pages.num_pages - 1), 0)
+            corner = Corner(key - page_slot * page_size, work.tile.kv_head, page)
+            fetch(atom, (rows, columns), corner, cute.local_tile(target, (rows, columns), (box, 0)), slot)
+
+    @cute.jit
+    def consume(self, smem: Smem, pipes: Consumers, work: Work, inputs: Inputs, extents: Extents) -> None:
+        """Waits: k.full, v.full, store, clear. Signals: k.empty, v.empty, store, clear."""
+        fragments, tile = self.fragments(smem, work), work.tile
+        if self.visit(work, tile.first_split).num_n_blocks > 0:
+            self.load_queries(smem, work, inputs, extents)
+        for split in cutlass.range(tile.first_split, tile.end_split, unroll=1):
+            fragments.softmax.restart()
+            visit = self.visit(work, split)
+            if visit.num_n_blocks > 0:
+                pipes = self.step(fragments, smem, pipes, work, extents, visit.first, first=True)
+                for span in visit.spans:
+                    for i in cutlass.range(span.num_n_blocks, unroll=1):
+                        pipes = self.step(fragments, smem, pipes, work, extents, span.first - i, span=span)
+            self.finish(fragments, work, inputs, extents, split, visit.num_n_blocks)
+
+    def fragments(self, smem: Smem, work: Work) -> Fragments:
+        """Descriptors and registers of the calling thread."""
+        config, tile = self.config, work.tile
+        scores_mma = mma.scores_mma(self.dtype, config.tile_n)
+        values_mma = mma.values_mma(self.dtype, config.v_columns)
+        # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
+        by_keys, by_values = scores_mma.get_slice(0), values_mma.get_slice(0)
+        place = mma.place(Int32(0), cute.arch.thread_idx()[0], config.tile_n)
+        queries = tuple(tile.first_query + divide(row, tile.group) for row in place.rows)
+        return Fragments(
+            q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q))[None, None, None, 0],
+            k=scores_mma.make_fragment_B(by_keys.partition_B(smem.k)),
+            v=values_mma.make_fragment_B(by_values.partition_B(smem.v_transposed)),
+            scores=cute.make_rmem_tensor(scores_mma.partition_shape_C((ROWS, config.tile_n)), Float32),
+            weights=cute.make_rmem_tensor(values_mma.partition_shape_A((ROWS, config.tile_n)), self.dtype),
+            out=cute.make_rmem_tensor(values_mma.partition_shape_C((ROWS, config.v_columns)), Float32),
+            rows=place.rows,
+            place=place._replace(rows=queries),
+            softmax=Softmax.start(2, work.logits.scale_log2),
+        )
+
+    @cute.jit
+    def load_queries(self, smem: Smem, work: Work, inputs: Inputs, extents: Extents) -> None:
+        """Global memory -> shared memory, 16 bytes a thread and turn. Waits: store. Signals: store.
+
+        Rows behind the tile's last are that one again: finite if it is, and never stored.
+        """
+        config, tile = self.config, work.tile
+        slab, row_vectors = mma.slab_columns(config.columns), config.columns // VECTOR
+        heads = tile.kv_head * tile.group
+        base = tile.batch * extents.q_batch_stride + tile.first_query * extents.q_row_stride
+        base = base + heads * extents.q_head_stride
+        vectors = [i * WARPGROUP + cute.arch.thread_idx()[0] for i in range(ROWS * row_vectors // WARPGROUP)]
+        loaded = []
+        for vector in vectors:
+            row, column = cutlass.min(vector // row_vectors, tile.num_rows - 1), vector % row_vectors * VECTOR
+            query = divide(row, tile.group)
+            element = base + query * extents.q_row_stride + (row - query * tile.group) * extents.q_head_stride
+            element = element + cutlass.min(column, config.head_dim - VECTOR)
+            pointer = cute.recast_ptr((inputs.q + element).align(16), dtype=Int32)
+            loaded.append(cute.make_tensor(pointer, cute.make_layout(WORDS)).load())
+        for vector, value in zip(vectors, loaded, strict=True):
+            row, column = vector // row_vectors, vector % row_vectors * VECTOR
+            words = cute.make_rmem_tensor(WORDS, Int32)
+            for i in range(WORDS):
+                word = value[i] ^ work.logits.flipped
+                if config.columns != config.head_dim:  # what K holds there is 0 as well, but 0 * NaN is NaN
+                    word = Int32(cutlass.select_(column < config.head_dim, word, Int32(0)))
+                words[i] = word
+            target = smem.q.iterator + mma.swizzled(row, column, ROWS, slab)
+            target = cute.recast_ptr(target.align(16), dtype=Int32)
+            cute.make_tensor(target, cute.make_layout(WORDS)).store(words.load())
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE, number_of_threads=WARPGROUP)
+
+    @cute.jit
+    def step(
+        self,
+        fragments: Fragments,
+        smem: Smem,
+        pipes: Consumers,
+        work: Work,
+        extents: Extents,
+        n_block: Int32,
+        span: cutlass.Constexpr = None,
+        first: cutlass.Constexpr = False,
+    ) -> Consumers:
+        """S = Q K^T, its weights P, O = O * rescale + P V. The first block may be cut by any edge of the mask."""
+        config = self.config
+        k = pipes.k.wait_and_advance()  # K has landed
+        warpgroup.fence()
+        scores_mma = mma.scores_mma(self.dtype, config.tile_n)
+        keys = fragments.k[None, None, None, k.index]
+        mma.batch(scores_mma, fragments.scores, fragments.q, keys, accumulate=False)
+        warpgroup.wait_group(0)  # S is in registers
+        k.release()
+        right, left = (True, config.has_left) if first else (span.right, span.left)
+        scores, start = mma.rows_and_columns(fragments.scores), n_block * config.tile_n
+        if cutlass.const_expr(work.logits.capped is not None):
+            softcap.cap(scores, work.logits.capped)
+        if cutlass.const_expr(right or left):
+            mask.hide(scores, fragments.place, start, work.seq, right=right, left=left)
+        rescale = fragments.softmax.update(scores)
+        if cutlass.const_expr(not first):
+            mma.scale_rows(fragments.out, rescale)
+        self.pack(fragments)
+        v = pipes.v.wait_and_advance()  # V has landed
+        if cutlass.const_expr(first and config.has_kv_lengths):
+            self.clear_padding(smem.v[None, None, v.index], work, extents, start)
+        warpgroup.fence()
+        values_mma = mma.values_mma(self.dtype, config.v_columns)
+        values = fragments.v[None, None, None, v.index]
+        mma.batch(values_mma, fragments.out, fragments.weights, values, accumulate=not first)
+        warpgroup.wait_group(0)  # O is complete up to this block
+        v.release()
+        return pipes
+
+    def pack(self, fragments: Fragments) -> None:
+        """P in 16 bit: a thread's elements of S are its elements of the A operand, in the same order."""
+        scores = cute.coalesce(fragments.scores)
+        pairs = cute.recast_tensor(cute.coalesce(fragments.weights), Int32)
+        for i in range(cute.size(pairs)):
+            pairs[i] = ptx.cvt_pair(self.dtype, scores[2 * i], scores[2 * i + 1])
+
+    @cute.jit
+    def clear_padding(self, values: cute.Tensor, work: Work, extents: Extents, start: Int32) -> None:
+        """Zeroes what a V block holds beyond the sequence: its weights are 0, but 0 * NaN is NaN. Waits: clear."""
+        config, seq = self.config, work.seq
+        seen = seq.kv_len - start
+        if seen < config.tile_n and seq.kv_len < extents.kv_len:
+            words = cute.recast_tensor(values, Int32)
+            row_words = config.v_columns * config.element_bytes // 4
+            first = cute.arch.thread_idx()[0]
+            for word in cutlass.range(first, (config.tile_n - seen) * row_words, WARPGROUP, unroll=1):
+                words[seen + word // row_words, word % row_words] = Int32(0)
+            cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+            cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=WARPGROUP)
+
+    @cute.jit
+    def finish(
+        self,
+        fragments: Fragments,
+        work: Work,
+        inputs: Inputs,
+        extents: Extents,
+        split: Int32,
+        num_n_blocks: Int32,
+    ) -> None:
+        """Normalises O and stores it and lse; of a split without keys lse alone."""
+        config, tile, place = self.config, work.tile, fragments.place
+        factors, lses = fragments.softmax.finish()
+        out = mma.rows_and_columns(fragments.out)
+        entry = Int64(tile.batch) * extents.kv_heads + tile.kv_head
+        entry_rows = extents.q_len * tile.group
+        for r in cutlass.range_constexpr(2):
+            if fragments.rows[r] < tile.num_rows:
+                row = tile.first_query * tile.group + fragments.rows[r]
+                if place.first_column == 0:  # one thread of the four that share a row
+                    element = (entry * entry_rows + row) * extents.num_splits + split
+                    cute.make_tensor(inputs.partial_lse + element, cute.make_layout(1))[0] = lses[r]
+                if num_n_blocks > 0:
+                    element = ((entry * extents.num_splits + split) * entry_rows + row) * config.head_dim_v
+                    first = inputs.partial_out + (element + place.first_column)
+                    for block in cutlass.range_constexpr(config.head_dim_v // 8):
+                        pair = cute.make_tensor((first + 8 * block).align(8), cute.make_layout(2))
+                        pair[0], pair[1] = (out[r, 2 * block + c] * factors[r] for c in range(2))
+
+
+def _read(pointer: cute.Pointer) -> Float32 | Int32:
+    """The one element at `pointer`."""
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
