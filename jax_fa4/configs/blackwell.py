@@ -71,6 +71,7 @@ class ForwardSm100Config(KernelConfig):
     K and V blocks share a ring of `kv_stages`. Registers are those of a thread, by role; all warps that are neither
     softmax nor correction have the same. Of every `exp2_period` weights of a row, four are computed by a polynomial
     in place of the special-function unit, from the 32-column fragment `exp2_first` on and never in the last; 0: none.
+    `is_persistent`: a CTA computes tile after tile, and O has room of its own, so that the next tile begins meanwhile.
     Raises ValueError where shared memory, tensor memory or registers forbid it.
     """
 
@@ -79,6 +80,7 @@ class ForwardSm100Config(KernelConfig):
     other_registers: int
     exp2_period: int = 0
     exp2_first: int = 0
+    is_persistent: bool = False
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHS:
@@ -100,6 +102,8 @@ class ForwardSm100Config(KernelConfig):
         total = (2 * softmax + correction + other) * WARPGROUP_WARPS * WARP
         if total > REGISTER_FILE:
             raise ValueError(f"registers {registers} take {total} of a CTA, {REGISTER_FILE} exist")
+        if self.is_persistent and self.visits_differ:
+            raise ValueError("is_persistent takes tiles that all visit the same keys: no window, lengths or segments")
         if self.exp2_period and (self.exp2_period < 4 or WARP % self.exp2_period):
             raise ValueError(f"exp2_period must be 0, 4, 8, 16 or 32, got {self.exp2_period}")
 
@@ -115,8 +119,19 @@ class ForwardSm100Config(KernelConfig):
 
     @property
     def q_room(self) -> int:
-        """Bytes for both Q tiles; O leaves through them, once no product reads them any more."""
-        return self.tile_m * max(self.columns, self.v_columns) * self.element_bytes
+        """Bytes for both Q tiles, and for O if it doesn't leave through them."""
+        return _q_room(self.columns, self.v_columns, is_persistent=self.is_persistent)
+
+    @property
+    def out_offset(self) -> int:
+        """Bytes from Q to O: O goes over Q, which no product reads any more then, unless the next Q is there."""
+        return self.q_bytes if self.is_persistent else 0
+
+    @property
+    def visits_differ(self) -> bool:
+        """Whether some tile may visit other keys than the next one."""
+        edges = self.has_left or self.has_right or self.has_segments
+        return edges or self.has_q_lengths or self.has_kv_lengths
 
     @property
     def kv_is_uneven(self) -> bool:
@@ -124,7 +139,8 @@ class ForwardSm100Config(KernelConfig):
 
         Where three slots for the larger one don't fit, three that hold K V K in one round and V K V in the next may.
         """
-        return _is_uneven(self.q_room, self.k_bytes, self.v_bytes, self.kv_stages)
+        others = self.q_room + _other_bytes(self.kv_stages, is_persistent=self.is_persistent)
+        return _is_uneven(others, self.k_bytes, self.v_bytes, self.kv_stages)
 
     @property
     def kv_stage_bytes(self) -> int:
@@ -144,7 +160,7 @@ class ForwardSm100Config(KernelConfig):
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return self.q_room + self.kv_bytes + _other_bytes(self.kv_stages)
+        return self.q_room + self.kv_bytes + _other_bytes(self.kv_stages, is_persistent=self.is_persistent)
 
     @property
     def tmem(self) -> TmemMap:
@@ -160,13 +176,13 @@ class ForwardSm100Config(KernelConfig):
     @property
     def barriers(self) -> tuple[Barrier, ...]:
         """Every mbarrier, in the order of shared memory."""
-        return _barriers(self.kv_stages)
+        return _barriers(self.kv_stages, is_persistent=self.is_persistent)
 
 
-def _barriers(kv_stages: int) -> tuple[Barrier, ...]:
+def _barriers(kv_stages: int, *, is_persistent: bool) -> tuple[Barrier, ...]:
     tiles, stages = Q_TILES, kv_stages
     both = f"softmax and correction (1 a warp, {2 * WARPGROUP_WARPS})"
-    return (
+    table = (
         Barrier("q.full", tiles, 1, "load (1 + bytes)", "mma", "the Q tile is in smem"),
         Barrier("kv.full", stages, 1, "load (1 + bytes)", "mma", "a block of K or V is in the slot"),
         Barrier("kv.empty", stages, 1, "mma (commit)", "load", "every product that reads the slot is complete"),
@@ -179,31 +195,42 @@ def _barriers(kv_stages: int) -> tuple[Barrier, ...]:
         Barrier("out.full", tiles, 4, "correction (1 a warp)", "epilogue", "the rounded O is in smem, over Q"),
         Barrier("tmem.idle", 1, 4, "correction (1 a warp)", "mma", "nobody uses tensor memory: it may be freed"),
     )
+    again = (
+        Barrier("q.empty", tiles, 1, "mma (commit)", "load", "every product that reads the Q tile is complete"),
+        Barrier("total.empty", tiles, 4, "correction (1 a warp)", "softmax", "the factors that normalise O are read"),
+        Barrier("out.empty", tiles, 1, "epilogue (1)", "correction", "the rounded O has left smem"),
+    )
+    return (*table, *again) if is_persistent else table
 
 
 def _ring_bytes(k_bytes: int, v_bytes: int, kv_stages: int, *, uneven: bool) -> int:
     return 2 * k_bytes + v_bytes if uneven else kv_stages * max(k_bytes, v_bytes)
 
 
-def _other_bytes(kv_stages: int) -> int:
+def _q_room(columns: int, v_columns: int, *, is_persistent: bool) -> int:
+    width = columns + v_columns if is_persistent else max(columns, v_columns)
+    return Q_TILES * TILE_ROWS * width * 2
+
+
+def _other_bytes(kv_stages: int, *, is_persistent: bool) -> int:
     """Statistics, barriers and the address of tensor memory."""
-    barriers = sum(barrier.number for barrier in _barriers(kv_stages)) * MBARRIER_BYTES
+    barriers = sum(barrier.number for barrier in _barriers(kv_stages, is_persistent=is_persistent)) * MBARRIER_BYTES
     return STATISTICS * Q_TILES * TILE_ROWS * 4 + barriers + TMEM_ADDRESS_BYTES
 
 
-def _is_uneven(q_room: int, k_bytes: int, v_bytes: int, kv_stages: int) -> bool:
-    even = q_room + _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=False) + _other_bytes(kv_stages)
+def _is_uneven(other_bytes: int, k_bytes: int, v_bytes: int, kv_stages: int) -> bool:
+    even = other_bytes + _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=False)
     return kv_stages == UNEVEN_KV_STAGES and k_bytes > v_bytes and even > SMEM_LIMIT
 
 
-def kv_stages_that_fit(columns: int, v_columns: int) -> int:
-    """Slots for K and V beside two tiles of Q, for padded head dims of 16-bit elements."""
-    q_room = Q_TILES * TILE_ROWS * max(columns, v_columns) * 2
+def kv_stages_that_fit(columns: int, v_columns: int, *, is_persistent: bool = False) -> int:
+    """Slots for K and V beside two tiles of Q, for padded head dims of 16-bit elements; 0 or 1 are too few."""
+    q_room = _q_room(columns, v_columns, is_persistent=is_persistent)
     k_bytes, v_bytes = (TILE_N * n * 2 for n in (columns, v_columns))
 
     def fits(kv_stages: int) -> bool:
-        uneven = _is_uneven(q_room, k_bytes, v_bytes, kv_stages)
-        ring = _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=uneven)
-        return q_room + ring + _other_bytes(kv_stages) <= SMEM_LIMIT
+        others = q_room + _other_bytes(kv_stages, is_persistent=is_persistent)
+        uneven = _is_uneven(others, k_bytes, v_bytes, kv_stages)
+        return others + _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=uneven) <= SMEM_LIMIT
 
     return next((n for n in range(MAX_KV_STAGES, 0, -1) if fits(n)), 0)

@@ -30,8 +30,11 @@ class Correction:
         self.config, self.dtype = config, dtype
 
     @cute.jit
-    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
-        """Waits: stats, total, o.full. Signals: p.full, out.full."""
+    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, step: Int32) -> Int32:
+        """Waits: stats, total, o.full, out.empty. Signals: p.full, total.empty, out.full.
+
+        `step`: phases of `stats` in earlier tiles; returns the number with this one's.
+        """
         thread = cute.arch.thread_idx()[0] % self.config.map_rows
         lanes = tmem + (thread // 32 << 21)
         visit = work.visit
@@ -40,18 +43,20 @@ class Correction:
                 self.clear_padding(smem, barriers, work)
             for i in cutlass.range_constexpr(2):
                 arrive(barriers.p_full + i)  # the first product overwrites O
-            for step in cutlass.range(1, visit.num_n_blocks, unroll=1):
+            for _ in cutlass.range(1, visit.num_n_blocks, unroll=1):
                 for i in cutlass.range_constexpr(2):
-                    wait(barriers.stats + i, (step - 1) & 1)  # and so softmax has seen O complete up to the last block
+                    wait(barriers.stats + i, step & 1)  # and so softmax has seen O complete up to the last block
                     self.rescale(lanes + self.config.tmem.out[i], smem.factors[thread, i])
                     arrive(barriers.p_full + i)
+                step = step + 1
             for i in cutlass.range_constexpr(2):
-                wait(barriers.total + i, 0)
-                wait(barriers.o_full + i, 0)  # O is complete, and no product reads Q any more
+                wait(barriers.total + i, work.round & 1)
+                wait(barriers.o_full + i, work.round & 1)  # O is complete, and no product reads Q any more
                 self.finish(smem, barriers, work, lanes, thread, i, False)
         else:
             for i in cutlass.range_constexpr(2):
                 self.finish(smem, barriers, work, lanes, thread, i, True)
+        return step
 
     @cute.jit
     def rescale(self, address: Int32, factor: Float32) -> None:
@@ -81,6 +86,9 @@ class Correction:
         config = self.config
         row = work.tile.m_block * config.tile_m + i * config.map_rows + thread
         factor = Float32(0.0) if cutlass.const_expr(empty) else smem.totals[thread, i]
+        if cutlass.const_expr(config.is_persistent):
+            arrive(barriers.total_empty + i)
+            wait(barriers.out_empty + i, (work.round & 1) ^ 1)  # the O of the tile before has left
         self.round_out(smem, lanes + config.tmem.out[i], thread, factor, row < work.seq.q_len, i, empty)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         arrive(barriers.out_full + i)

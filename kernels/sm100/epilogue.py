@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 from ..sm90.tma import Corner, partition
-from .shared import Barriers, Maps, Smem, Work, wait
+from .shared import Barriers, Maps, Smem, Work, arrive, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -23,14 +24,21 @@ class Epilogue:
         self.config = config
 
     @cute.jit
-    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work) -> None:
-        """Waits: out.full. Rows beyond q_len are not written."""
+    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, tiles: Int32) -> Int32:
+        """Waits: out.full. Signals: out.empty. Rows beyond q_len are not written. Returns tiles + 1."""
         config, tile = self.config, work.tile
         for i in cutlass.range_constexpr(config.tile_m // config.map_rows):
-            wait(barriers.out_full + i, 0)
+            wait(barriers.out_full + i, work.round & 1)
             corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
             block = (config.map_rows, config.v_columns)
             source, destination = partition(maps.out, block, corner, smem.out[None, None, i])
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+        for i in cutlass.range_constexpr(config.tile_m // config.map_rows):
+            newer = config.tile_m // config.map_rows - 1 - i
+            cute.arch.cp_async_bulk_wait_group(
+                newer, read=True
+            )  # that copy has left smem: the CTA may go behind the last
+            if cutlass.const_expr(config.is_persistent):
+                arrive(barriers.out_empty + i)
+        return tiles + 1

@@ -12,8 +12,11 @@
     role      softmax0  softmax1  correction  mma  epilogue  load  empty
 
 Barriers: `ForwardSm100Config.barriers`, the table that is initialised here. Each of a Q tile's barriers completes once
-a block of keys, or once a tile, so that a phase is the parity of the number of blocks. Key blocks are visited
+a block of keys, or once a tile, so that a phase is the parity of the number of blocks or tiles. Key blocks are visited
 downwards: the masked right edge first, the masked left edge last.
+
+A persistent CTA computes every n-th tile where the grid has n CTAs. O then has room of its own, and the next tile's Q
+is loaded and multiplied while the correction warps still finish the tile before.
 
 Parameters and grid are those of the Hopper kernel, with boxes of 128 rows for q and out, and tile_m = 256. Head dims
 that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
@@ -21,6 +24,7 @@ that 16 doesn't divide are padded in shared memory: the copies fill in zeros the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cutlass
@@ -35,9 +39,9 @@ from ..core.scheduler import Grid, SingleTile
 from . import mma
 from .correction import Correction
 from .epilogue import Epilogue
-from .issue import Issue
+from .issue import Issue, State
 from .load import Load
-from .shared import Barriers, Maps, Smem, Work, allocate, arrive, make_barriers, wait
+from .shared import Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -122,34 +126,63 @@ class ForwardSm100:
         barriers = make_barriers(config.barriers, first_thread=cute.arch.thread_idx()[0] == 0)
         tmem = cute.make_tensor(smem.tmem_address, cute.make_layout(1))[0]
 
-        # each role finds the tile itself: what it knows of it then needs no registers while another role runs
         if warp < SOFTMAX_WARPS:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(lse, smem, barriers, self.work(inputs, grid), tmem, 0)
+            self.each_tile(inputs, grid, self.softmax_of(0, lse, smem, barriers, tmem), Int32(0))
         elif warp < CORRECTION_WARP:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.softmax.tile(lse, smem, barriers, self.work(inputs, grid), tmem, 1)
+            self.each_tile(inputs, grid, self.softmax_of(1, lse, smem, barriers, tmem), Int32(0))
         elif warp < MMA_WARP:
             cute.arch.setmaxregister_decrease(config.correction_registers)
-            self.correction.tile(smem, barriers, self.work(inputs, grid), tmem)
+            self.each_tile(
+                inputs, grid, lambda work, step: self.correction.tile(smem, barriers, work, tmem, step), Int32(0)
+            )
             arrive(barriers.tmem_idle)
         else:
             cute.arch.setmaxregister_decrease(config.other_registers)
             if warp == MMA_WARP:
-                self.issue.tile(smem, barriers, self.work(inputs, grid), tmem)
+                self.each_tile(
+                    inputs, grid, lambda work, state: self.issue.tile(smem, barriers, work, tmem, state), State.first()
+                )
                 self.free(smem, barriers)
             if warp == EPILOGUE_WARP:
-                self.epilogue.tile(maps, smem, barriers, self.work(inputs, grid))
+                self.each_tile(
+                    inputs, grid, lambda work, tiles: self.epilogue.tile(maps, smem, barriers, work, tiles), Int32(0)
+                )
             if warp == LOAD_WARP:
-                self.load.tile(maps, smem, barriers, self.work(inputs, grid))
+                self.each_tile(
+                    inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
+                )
 
-    def work(self, inputs: Inputs, grid: Grid) -> Work:
-        """The CTA's tile. Every role asks here, so that none can disagree on emptiness."""
-        tile = self.scheduler.tile(cute.arch.block_idx()[0], grid)
+    def softmax_of(
+        self, i: int, lse: cute.Pointer, smem: Smem, barriers: Barriers, tmem: Int32
+    ) -> Callable[..., Int32]:
+        """The softmax warps' part of query tile `i`, as `each_tile` takes it."""
+        return lambda work, step: self.softmax.tile(lse, smem, barriers, work, tmem, i, step)
+
+    @cute.jit
+    def each_tile(self, inputs: Inputs, grid: Grid, compute: cutlass.Constexpr, state: Any) -> None:
+        """Calls `state = compute(work, state)` for each tile of the CTA.
+
+        Each role finds its tiles itself: what it knows of them then needs no registers while another role runs.
+        """
+        if cutlass.const_expr(self.config.is_persistent):
+            m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
+            tiles = m_blocks * grid.q_heads * grid.batch
+            round = Int32(0)
+            for index in cutlass.range(cute.arch.block_idx()[0], tiles, cute.arch.grid_dim()[0], unroll=1):
+                state = compute(self.work(inputs, grid, index, round), state)
+                round = round + 1
+        else:
+            compute(self.work(inputs, grid, cute.arch.block_idx()[0], Int32(0)), state)
+
+    def work(self, inputs: Inputs, grid: Grid, index: Int32, round: Int32) -> Work:
+        """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness."""
+        tile = self.scheduler.tile(index, grid)
         seq = calls.sequence(inputs, grid, tile)
         within = calls.key_blocks(inputs, grid, tile, self.config.tile_m)
         visit = self.bounds.visit(tile.m_block, seq, within)
-        return Work(grid, tile, seq, visit, calls.logits(inputs), inputs)
+        return Work(grid, tile, seq, visit, calls.logits(inputs), inputs, round)
 
     def free(self, smem: Smem, barriers: Barriers) -> None:
         """Gives tensor memory back. Waits: tmem.idle."""

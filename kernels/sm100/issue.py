@@ -23,7 +23,7 @@ from .shared import Barriers, Slot, Smem, Work, commit, in_slot, wait
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
-__all__ = ["Issue"]
+__all__ = ["Issue", "State"]
 
 WEIGHTS_A_COLUMN = 2  # 16-bit weights in a 32-bit column of tensor memory
 
@@ -32,7 +32,12 @@ class State(NamedTuple):
     """Where the warp is."""
 
     slot: Slot  # of the next block of K or V
-    step: Int32  # blocks of the tile so far, and so phases of every barrier of a Q tile
+    step: Int32  # blocks so far, and so phases of every barrier of a Q tile
+
+    @classmethod
+    def first(cls) -> State:
+        """Before the first tile."""
+        return cls(Slot.first(), Int32(0))
 
 
 class Issue:
@@ -47,8 +52,8 @@ class Issue:
         self.v = mma.by_columns(config.tile_n, config.v_columns)
 
     @cute.jit
-    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32) -> None:
-        """Waits: q.full, kv.full, p.full, p.last. Signals: s.full, o.full, kv.empty (by tcgen05.commit)."""
+    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, state: State) -> State:
+        """Waits: q.full, kv.full, p.full, p.last. Signals: s.full, o.full, q.empty, kv.empty (by tcgen05.commit)."""
         visit = work.visit
         instruction = Int32(self.scores.descriptor)
         if cutlass.const_expr(work.logits.negative is not None):
@@ -56,32 +61,33 @@ class Issue:
             instruction = Int32(cutlass.select_(work.logits.negative, flipped, instruction))
 
         if visit.num_n_blocks > 0:
-            state = self.first(smem, barriers, tmem, instruction)
-            for _ in cutlass.range(1, visit.num_n_blocks, unroll=1):
-                state = self.step(smem, barriers, tmem, instruction, state)
-            self.last(smem, barriers, tmem, state)
+            state = self.first(smem, barriers, tmem, instruction, work, state)
+            for n in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                state = self.step(smem, barriers, tmem, instruction, n, state)
+            state = self.last(smem, barriers, tmem, visit.num_n_blocks, state)
+        return state
 
     @cute.jit
-    def first(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32) -> State:
-        """S of both tiles with the first block."""
-        keys = Slot.first()
+    def first(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32, work: Work, state: State) -> State:
+        """S of both tiles with the first block. P of an earlier tile has been read: its P V was issued before."""
+        keys = state.slot
         wait(barriers.kv_full + keys.index, keys.phase)
         for i in cutlass.range_constexpr(2):
-            wait(barriers.q_full + i, 0)
+            wait(barriers.q_full + i, work.round & 1)
             self.issue_scores(smem, tmem, instruction, keys, i)
             commit(barriers.s_full + i)
         commit(barriers.kv_empty + keys.index)
-        return State(keys.next(self.config.kv_stages), Int32(0))
+        return State(keys.next(self.config.kv_stages), state.step)
 
     @cute.jit
-    def step(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32, state: State) -> State:
-        """O += P V of a block and S of the next, tile by tile."""
+    def step(self, smem: Smem, barriers: Barriers, tmem: Int32, instruction: Int32, n: Int32, state: State) -> State:
+        """O += P V of a block and S of block `n` of the tile, query tile by query tile."""
         values = state.slot
         keys = values.next(self.config.kv_stages)
         wait(barriers.kv_full + values.index, values.phase)
         wait(barriers.kv_full + keys.index, keys.phase)
         for i in cutlass.range_constexpr(2):
-            self.issue_out(smem, barriers, tmem, values, state.step, i)
+            self.issue_out(smem, barriers, tmem, values, state.step, i, accumulate=Boolean(n > 1))
             if cutlass.const_expr(i == 1):
                 commit(barriers.kv_empty + values.index)
             # no wait for S to be free: softmax has read it before p.last, and P V above reads P before S overwrites it
@@ -91,12 +97,19 @@ class Issue:
         return State(keys.next(self.config.kv_stages), state.step + 1)
 
     @cute.jit
-    def last(self, smem: Smem, barriers: Barriers, tmem: Int32, state: State) -> None:
-        """O += P V of the last block. Its slot is not given back: nothing is loaded any more."""
-        wait(barriers.kv_full + state.slot.index, state.slot.phase)
+    def last(self, smem: Smem, barriers: Barriers, tmem: Int32, num_n_blocks: Int32, state: State) -> State:
+        """O += P V of the last block."""
+        values = state.slot
+        if cutlass.const_expr(self.config.is_persistent):
+            for i in cutlass.range_constexpr(2):
+                commit(barriers.q_empty + i)  # the tile's last S is issued
+        wait(barriers.kv_full + values.index, values.phase)
         for i in cutlass.range_constexpr(2):
-            self.issue_out(smem, barriers, tmem, state.slot, state.step, i)
+            self.issue_out(smem, barriers, tmem, values, state.step, i, accumulate=Boolean(num_n_blocks > 1))
+            if cutlass.const_expr(i == 1 and self.config.is_persistent):
+                commit(barriers.kv_empty + values.index)  # before o.full: the CTA ends behind it
             commit(barriers.o_full + i)
+        return State(values.next(self.config.kv_stages), state.step + 1)
 
     def issue_scores(self, smem: Smem, tmem: Int32, instruction: Int32, keys: Slot, i: int) -> None:
         """S = Q K^T of tile `i`."""
@@ -105,7 +118,9 @@ class Issue:
         steps = tuple(zip(self.q.steps, self.k.steps, strict=True))
         mma.issue(instruction, tmem + self.config.tmem.scores[i], a, b, steps, accumulate=False)
 
-    def issue_out(self, smem: Smem, barriers: Barriers, tmem: Int32, values: Slot, step: Int32, i: int) -> None:
+    def issue_out(
+        self, smem: Smem, barriers: Barriers, tmem: Int32, values: Slot, step: Int32, i: int, *, accumulate: Boolean
+    ) -> None:
         """O += P V of tile `i`, in two parts. Waits: p.full[i], p.last[i]."""
         columns = self.config.tmem
         instruction = Int32(self.out.descriptor)
@@ -113,6 +128,6 @@ class Issue:
         b = self.v.descriptor(in_slot(self.config, smem.v, values).iterator)
         steps = tuple((k * mma.K_EXTENT // WEIGHTS_A_COLUMN, at) for k, at in enumerate(self.v.steps))
         wait(barriers.p_full + i, step & 1)
-        mma.issue(instruction, d, a, b, steps[: self.early], accumulate=Boolean(step > 0))
+        mma.issue(instruction, d, a, b, steps[: self.early], accumulate=accumulate)
         wait(barriers.p_last + i, step & 1)
         mma.issue(instruction, d, a, b, steps[self.early :], accumulate=True)

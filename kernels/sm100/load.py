@@ -24,23 +24,26 @@ class Load:
         self.config = config
 
     @cute.jit
-    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work) -> None:
-        """Waits: kv.empty. Signals: q.full, kv.full (TMA counts the bytes)."""
+    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, slot: Slot) -> Slot:
+        """Waits: q.empty, kv.empty. Signals: q.full, kv.full (TMA counts the bytes). Returns the slot behind."""
         visit = work.visit
         if visit.num_n_blocks > 0:
             self.queries(maps, smem, barriers, work, 0)
-            slot = self.keys(maps, smem, barriers, work, visit.first, Slot.first())
+            slot = self.keys(maps, smem, barriers, work, visit.first, slot)
             self.queries(maps, smem, barriers, work, 1)
             slot = self.values(maps, smem, barriers, work, visit.first, slot)
             for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
                 slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
                 slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
         # no tail: every copy is waited for by a product that the CTA's end waits for
+        return slot
 
     @cute.jit
     def queries(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, i: cutlass.Constexpr) -> None:
-        """Q tile `i`. Signals: q.full[i]."""
+        """Q tile `i`. Waits: q.empty[i]. Signals: q.full[i]."""
         config, tile = self.config, work.tile
+        if cutlass.const_expr(config.is_persistent):
+            wait(barriers.q_empty + i, (work.round & 1) ^ 1)  # the first round finds it empty
         full = barriers.q_full + i
         _expect(full, config.q_bytes // (config.tile_m // config.map_rows))
         corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)

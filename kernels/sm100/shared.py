@@ -50,7 +50,7 @@ class Smem(NamedTuple):
     q: cute.Tensor  # (128, D, 2)
     k: cute.Tensor  # (128, D), where the ring of K and V begins
     v: cute.Tensor  # (128, E), the same place
-    out: cute.Tensor  # (128, E, 2), the bytes of q
+    out: cute.Tensor  # (128, E, 2), the bytes of q unless a CTA computes several tiles
     factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block at hand
     totals: cute.Tensor  # (128, 2) float32: the factors that normalise O
     tmem_address: cute.Pointer  # where the allocation puts the address of column 0
@@ -70,6 +70,9 @@ class Barriers(NamedTuple):
     o_full: cute.Pointer
     out_full: cute.Pointer
     tmem_idle: cute.Pointer
+    q_empty: cute.Pointer | None = None  # these only where a CTA computes several tiles
+    total_empty: cute.Pointer | None = None
+    out_empty: cute.Pointer | None = None
 
 
 class Slot(NamedTuple):
@@ -113,10 +116,11 @@ class Work(NamedTuple):
     visit: Visit
     logits: Logits
     inputs: Inputs
+    round: Int32  # tiles that the CTA has computed before, and so phases of the barriers that a tile completes once
 
 
 def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
-    """Both Q tiles, the ring of K and V, statistics. O leaves through Q's place, whichever is wider."""
+    """Both Q tiles, O, the ring of K and V, statistics. O may be in Q's place, whichever is wider."""
     smem = cutlass.memory.SmemAllocator()
     q_room = smem.allocate(config.q_room, ALIGNMENT)
     ring = smem.allocate(config.kv_bytes, ALIGNMENT)
@@ -130,12 +134,16 @@ def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
     def statistics() -> cute.Tensor:
         return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, config.tile_m // config.map_rows)), 4)
 
-    q_step = config.q_room * config.map_rows // config.tile_m
+    q_tiles = config.tile_m // config.map_rows
+    if config.is_persistent:
+        q_step, out_step = config.q_bytes // q_tiles, (config.q_room - config.q_bytes) // q_tiles
+    else:
+        q_step = out_step = config.q_room // q_tiles
     return Smem(
-        q=tiles(q_room, config.columns, config.tile_m // config.map_rows, q_step),
+        q=tiles(q_room, config.columns, q_tiles, q_step),
         k=tiles(ring, config.columns, 1, 0)[None, None, 0],
         v=tiles(ring, config.v_columns, 1, 0)[None, None, 0],
-        out=tiles(q_room, config.v_columns, config.tile_m // config.map_rows, q_step),
+        out=tiles(q_room + config.out_offset, config.v_columns, q_tiles, out_step),
         factors=statistics(),
         totals=statistics(),
         tmem_address=smem.allocate_array(Int32, 1),

@@ -50,33 +50,49 @@ class Softmax:
 
     @cute.jit
     def tile(
-        self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, i: cutlass.Constexpr
-    ) -> None:
-        """Waits: s.full[i]. Signals: stats[i], p.full[i], p.last[i], total[i]."""
+        self,
+        lse: cute.Pointer,
+        smem: Smem,
+        barriers: Barriers,
+        work: Work,
+        tmem: Int32,
+        i: cutlass.Constexpr,
+        step: Int32,
+    ) -> Int32:
+        """Waits: s.full[i], total.empty[i]. Signals: stats[i], p.full[i], p.last[i], total[i].
+
+        `step`: blocks of earlier tiles; returns the number with this one's.
+        """
         visit = work.visit
         row = self.row(work, i)
         if visit.num_n_blocks > 0:
             lanes = tmem + (row.thread // 32 << 21)
-            self.block(smem, barriers, work, lanes, row, visit.first, Int32(0), i, True, True, self.config.has_left)
-            step = Int32(1)
+            self.block(smem, barriers, work, lanes, row, visit.first, step, i, True, True, self.config.has_left)
+            step = step + 1
             for span in visit.spans:
                 for j in cutlass.range(span.num_n_blocks, unroll=1):
                     n_block = span.first - j
                     self.block(smem, barriers, work, lanes, row, n_block, step, i, False, span.right, span.left)
                     step = step + 1
         self.finish(lse, smem, barriers, work, row, i)
+        return step
 
     @cute.jit
     def finish(
         self, lse: cute.Pointer, smem: Smem, barriers: Barriers, work: Work, row: Row, i: cutlass.Constexpr
     ) -> None:
-        """The factor that normalises O to the correction warps, lse to global memory. Signals: total[i]."""
+        """The factor that normalises O to the correction warps, lse to global memory.
+
+        Waits: total.empty[i]. Signals: total[i].
+        """
         grid, tile, query = work.grid, work.tile, row.place.rows[0]
         sink = None
         if cutlass.const_expr(self.config.has_sinks):
             assert work.inputs.sinks is not None, "the config says so"
             sink = inputs.read(work.inputs.sinks + (tile.batch * grid.q_heads + tile.q_head))
         factor, row_lse = normalise(row.row_sum[0], row.row_max_log2[0], sink)
+        if cutlass.const_expr(self.config.is_persistent):
+            wait(barriers.total_empty + i, (work.round & 1) ^ 1)  # the factors of the tile before have been read
         smem.totals[row.thread, i] = factor
         arrive(barriers.total + i)
         if cutlass.const_expr(self.config.has_q_lengths):

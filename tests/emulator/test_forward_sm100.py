@@ -14,11 +14,13 @@ import pytest
 
 from jax_fa4 import testing
 from jax_fa4.configs import forward_config
+from jax_fa4.configs.blackwell import kv_stages_that_fit
 from jax_fa4.emulator.errors import ExecutionError
 from jax_fa4.emulator.launch import Options
+from jax_fa4.emulator.run import run
 from jax_fa4.testing import Cell
 
-from .forward import forward
+from .forward import forward, launch
 from .test_forward_sm90 import MODES, assert_exact, call_of, compiled, spec_of
 
 BASE = Cell(batch=(1,), kv_heads=1, head_dim=64, dtype="bfloat16")
@@ -34,6 +36,16 @@ def emulate(cell: Cell, options: Options, seed: int = 0, arch: str = "sm_100a", 
     assert config is not None
     out, lse, result = forward(compiled(config), config, call_of(cell, x, config), options)
     return x, out.view(testing.np_dtype(cell.dtype)), lse, result
+
+
+def emulate_persistent(cell: Cell, ctas: int, options: Options, seed: int = 0):
+    x = testing.random(cell, seed)
+    config = forward_config(spec_of(cell, x), "sm_100a")
+    stages = kv_stages_that_fit(config.columns, config.v_columns, is_persistent=True)
+    config = dataclasses.replace(config, is_persistent=True, kv_stages=stages)
+    whole, out, lse = launch(config, call_of(cell, x, config))
+    run(compiled(config), dataclasses.replace(whole, grid=(min(ctas, whole.grid[0]), 1, 1)), options)
+    return x, out.view(testing.np_dtype(cell.dtype)), lse
 
 
 def exponentials(result) -> int:
@@ -116,6 +128,12 @@ def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
     assert result.stats.total("tcgen05_flops") == 2 * 2 * tile * 128 * 4
 
 
+@pytest.mark.parametrize(("k", "ctas", "mode"), [(270, 2, "random"), (100, 1, "early")])
+def test_a_cta_may_compute_tile_after_tile(k, ctas, mode):
+    x, out, lse = emulate_persistent(cell(q=300, k=k, head_dim=128, group=3), ctas, MODES[mode])
+    assert_exact(x, out, lse, BASE.dtype)
+
+
 LENGTHS = (1, 7, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
 FEATURES = [
     {},
@@ -153,6 +171,16 @@ def matrix() -> list[tuple[Cell, str, int]]:
         dims = {"head_dim": head_dim, "head_dim_v": rng.randrange(8, 129, 8)}
         cells.append((cell(q=rng.choice(LENGTHS), k=rng.choice(LENGTHS), causal=True, **dims), mode, head_dim))
     return cells
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ctas", [1, 3, 5])
+@pytest.mark.parametrize("mode", MODES)
+def test_tile_after_tile_with_any_number_of_ctas(ctas, mode):
+    for head_dim, k in ((64, 1), (64, 300), (128, 129), (128, 512)):
+        problem = cell(q=513, k=k, head_dim=head_dim, group=2)
+        x, out, lse = emulate_persistent(problem, ctas, MODES[mode], seed=k)
+        assert_exact(x, out, lse, problem.dtype)
 
 
 @pytest.mark.matrix

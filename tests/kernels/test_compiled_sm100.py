@@ -18,6 +18,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda
 
 from jax_fa4 import cubins
 from jax_fa4.configs import forward_config
+from jax_fa4.configs.blackwell import kv_stages_that_fit
 from jax_fa4.cubins import ptx_params, report
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -54,8 +55,11 @@ def compiled(cell):
 
 
 def cubin(cell):
+    return as_cubin(config_of(cell), compiled(cell))
+
+
+def as_cubin(config, binary):
     """What a report reads of a cubin."""
-    config, binary = config_of(cell), compiled(cell)
     return types.SimpleNamespace(
         arch=config.arch,
         config=config.name,
@@ -77,6 +81,14 @@ def resources(cell):
 def test_nothing_spills(cell):
     found = resources(cell)
     assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
+
+
+def test_a_persistent_kernel_does_not_spill_either():
+    base = config_of(CELLS[1])
+    stages = kv_stages_that_fit(base.columns, base.v_columns, is_persistent=True)
+    config = dataclasses.replace(base, is_persistent=True, kv_stages=stages)
+    resources(CELLS[1])  # skips where the disassembler is missing
+    assert not report.resources_of(as_cubin(config, compile_kernel(config))).spills
 
 
 @cells

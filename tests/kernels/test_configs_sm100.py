@@ -1,0 +1,113 @@
+"""Blackwell's forward configs: the table, the arithmetic behind it, and what a bad choice is told."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from jax_fa4.configs import all_configs, forward_config
+from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config, kv_stages_that_fit
+from jax_fa4.configs.params import MapParam
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
+ARCHS = ("sm_100a", "sm_103a")
+
+
+def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> ForwardSm100Config | None:
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim if head_dim_v is None else head_dim_v}
+    return forward_config(AttentionSpec(**{"dtype": "bfloat16", "group": 4, **dims, **fields}), arch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "sm_90a"}, "arch must be sm_100a or sm_103a, got sm_90a"),
+        ({"head_dim": 200}, "head_dim must be at most 192, got 200"),
+        ({"head_dim_v": 136, "kv_stages": 2}, "head_dim_v=136 needs 544 columns, 512 exist"),
+        ({"tile_m": 128}, "tiles must be 256 x 128, got 128 x 128"),
+        ({"kv_stages": 1}, "kv_stages must be at least 2, one for K and one for V, got 1"),
+        ({"kv_stages": 6}, "kv_stages=6 needs 264432 bytes of smem, 232448 exist"),
+        ({"softmax_registers": 190}, r"registers must be multiples of 8, got \[190, 80, 48\]"),
+        ({"softmax_registers": 200}, r"registers \[200, 80, 48\] take 67584 of a CTA, 65536 exist"),
+        ({"exp2_period": 12}, "exp2_period must be 0, 4, 8, 16 or 32, got 12"),
+        (
+            {"is_persistent": True, "kv_stages": 3, "has_right": True},
+            "is_persistent takes tiles that all visit the same keys: no window, lengths or segments",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_bad_choice_is_refused_with_its_numbers(change, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        dataclasses.replace(config_of(), **change)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_pair_of_head_dims_that_tensor_memory_holds_has_a_kernel(arch):
+    for d, e in itertools.product(range(8, 257, 8), range(8, 257, 8)):
+        config = config_of(d, e, arch)
+        assert (config is not None) == (d <= 192 and e <= 128)
+        if config is not None:
+            assert config.smem_bytes <= SMEM_LIMIT
+            assert config.tmem.end <= 512
+
+
+@pytest.mark.parametrize(
+    ("columns", "stages", "persistent_stages"), [((64, 64), 12, 10), ((128, 128), 5, 3), ((192, 128), 3, 1)], ids=str
+)
+def test_slots_fill_what_shared_memory_is_left(columns, stages, persistent_stages):
+    assert kv_stages_that_fit(*columns) == stages
+    assert kv_stages_that_fit(*columns, is_persistent=True) == persistent_stages
+
+
+def test_only_three_slots_that_would_not_fit_otherwise_are_uneven():
+    uneven = config_of(192, 128)
+    assert (uneven.kv_is_uneven, uneven.kv_stage_bytes, uneven.kv_shift_bytes) == (True, 40 * 1024, 8 * 1024)
+    assert uneven.kv_bytes == (48 + 32 + 48) * 1024
+    assert not config_of(136, 128).kv_is_uneven
+    assert not config_of(72, 96).kv_is_uneven
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_ring_never_overlaps_what_is_in_use(arch):
+    """Round 0 holds K V K, round 1 V K V; blocks of one round don't meet, and neighbours in time don't either."""
+    config = config_of(192, 128, arch)
+    sizes = {"K": config.k_bytes, "V": config.v_bytes}
+
+    def place(block: int) -> range:
+        stage, round = block % 3, block // 3
+        shift = (0, (-1) ** round * config.kv_shift_bytes, 0)[stage]
+        start = stage * config.kv_stage_bytes + shift
+        return range(start, start + sizes["KV"[block % 2]])
+
+    for block in range(12):
+        mine = place(block)
+        assert mine.stop <= config.kv_bytes
+        for earlier in range(max(0, block - 2), block):  # what may still be in its slot while this one is loaded
+            if (earlier % 3, block % 3, block // 3 % 2) == (1, 0, 0):
+                continue  # the load warp waits for the middle slot there
+            other = place(earlier)
+            assert mine.stop <= other.start or other.stop <= mine.start
+
+
+def test_roles_divide_the_warps():
+    warps = [warp for role in ROLES for warp in range(role.first_warp, role.first_warp + role.warps)]
+    assert warps == list(range(config_of().threads // 32))
+
+
+def test_a_row_of_q_and_out_is_a_lane_of_tensor_memory():
+    maps = {param.name: param for param in config_of().params if isinstance(param, MapParam)}
+    assert {name: param.box[1] for name, param in maps.items()} == {"q": 128, "k": 128, "v": 128, "out": 128}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_built_ahead_is_for_that_architecture(arch):
+    configs = all_configs(arch)
+    assert {config.arch for config in configs} == {arch}
+    assert len(set(configs)) == len(configs) == 3 * 2 * 4
+
+
+def test_features_without_a_kernel_have_none():
+    assert config_of(mask=MaskSpec(has_cu_seqlens=True)) is None
+    assert config_of(page_size=128) is None
+    assert config_of(dtype="float32") is None
