@@ -23,6 +23,7 @@ from jax_fa4.testing import Cell
 from .forward import forward, launch
 from .test_forward_sm90 import MODES, assert_exact, call_of, compiled, spec_of
 
+EXP2_ERROR = 8.6e-5  # of the polynomial: a row that sees two keys may have it in its sum
 BASE = Cell(batch=(1,), kv_heads=1, head_dim=64, dtype="bfloat16")
 
 
@@ -63,6 +64,7 @@ QUICK = [
     cell(q=20, k=0, causal=True, dtype="float16"),
     cell(q=150, k=300, window=(40, 10), head_dim=128, dtype="float16"),
     cell(q=70, k=90, head_dim=72, head_dim_v=96, causal=True),
+    cell(q=100, k=130, segments=40, kv_heads=2),  # rows that see few keys: the polynomial's error shows in lse
     cell(q=20, k=130, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=270, k=150, segments=3, bias="shared", kv_heads=2),
@@ -72,7 +74,7 @@ QUICK = [
 @pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_forward_is_attention(cell):
     x, out, lse, _ = emulate(cell, MODES["late"])
-    assert_exact(x, out, lse, cell.dtype)
+    assert_exact(x, out, lse, cell.dtype, EXP2_ERROR)
 
 
 def test_sm_103a_computes_all_exponentials_in_hardware():
@@ -131,7 +133,7 @@ def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
 @pytest.mark.parametrize(("k", "ctas", "mode"), [(270, 2, "random"), (100, 1, "early")])
 def test_a_cta_may_compute_tile_after_tile(k, ctas, mode):
     x, out, lse = emulate_persistent(cell(q=300, k=k, head_dim=128, group=3), ctas, MODES[mode])
-    assert_exact(x, out, lse, BASE.dtype)
+    assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)
 
 
 LENGTHS = (1, 7, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
@@ -180,11 +182,11 @@ def test_tile_after_tile_with_any_number_of_ctas(ctas, mode):
     for head_dim, k in ((64, 1), (64, 300), (128, 129), (128, 512)):
         problem = cell(q=513, k=k, head_dim=head_dim, group=2)
         x, out, lse = emulate_persistent(problem, ctas, MODES[mode], seed=k)
-        assert_exact(x, out, lse, problem.dtype)
+        assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("cell", "mode", "seed"), matrix(), ids=str)
 def test_every_feature_at_every_edge(cell, mode, seed):
     x, out, lse, _ = emulate(cell, dataclasses.replace(MODES[mode], seed=seed), seed)
-    assert_exact(x, out, lse, cell.dtype)
+    assert_exact(x, out, lse, cell.dtype, EXP2_ERROR)
