@@ -181,6 +181,9 @@ Status Evaluate(const Expr& expr, const Buffers& buffers, int64_t* value) {
           return Status::Invalid("the product of leading axes does not fit an int64");
         }
         break;
+      case OpCode::kMultiprocessors:
+        stack[depth++] = buffers.multiprocessors;
+        break;
       default: {
         const int64_t left = stack[depth - 2], right = stack[depth - 1];
         depth -= 1;

@@ -22,6 +22,7 @@ struct Buffer {
 struct Buffers {
   Buffer items[kMaxBuffers];  // operands, then results
   size_t num_operands = 0, num_results = 0;
+  int64_t multiprocessors = 0;  // of the device that they lie on
 
   size_t size() const { return num_operands + num_results; }
 };

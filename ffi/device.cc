@@ -65,12 +65,15 @@ Status PrepareKernel(const Driver& driver, const Launch& launch, CuKernel kernel
 Status PrepareDevice(const Driver& driver, const Plan& plan, std::string_view images, int ordinal,
                      Device* prepared) {
   CuDevice device = 0;
-  int major = 0, minor = 0;
+  int major = 0, minor = 0, multiprocessors = 0;
   FA4_RETURN_IF_ERROR_AT(driver.Check(driver.cuDeviceGet(&device, ordinal), "cuDeviceGet"), "device ", ordinal);
   FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&major, kDeviceCapabilityMajor, device),
                                    "cuDeviceGetAttribute(COMPUTE_CAPABILITY_MAJOR)"));
   FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&minor, kDeviceCapabilityMinor, device),
                                    "cuDeviceGetAttribute(COMPUTE_CAPABILITY_MINOR)"));
+  FA4_RETURN_IF_ERROR(driver.Check(driver.cuDeviceGetAttribute(&multiprocessors, kDeviceMultiprocessors, device),
+                                   "cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)"));
+  prepared->multiprocessors = multiprocessors;
   prepared->variant = plan.For(major, minor);
   if (prepared->variant == nullptr) {
     return Status(Code::kFailedPrecondition, Text("the program has kernels for ", plan.Archs(), ", but device ",
@@ -96,6 +99,7 @@ Status RunPlan(const Driver& driver, Device* device, Buffers* buffers, CuStream 
   if (ready == device->ready.end()) {
     ready = device->ready.begin() + static_cast<ptrdiff_t>(device->oldest);
     device->oldest = (device->oldest + 1) % device->ready.size();
+    buffers->multiprocessors = device->multiprocessors;
     FA4_RETURN_IF_ERROR(ready->Make(driver, *device->variant, signature, buffers));
   }
   return ready->Send(driver, *device->variant, device->kernels, stream);

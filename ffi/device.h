@@ -18,6 +18,7 @@ namespace jax_fa4 {
 struct Device {
   const Variant* variant = nullptr;
   CuKernel kernels[kMaxLaunches] = {};
+  int64_t multiprocessors = 0;
 
   // The last few runs, of which the next one most likely repeats one.
   std::mutex mutex;

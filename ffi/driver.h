@@ -47,6 +47,7 @@ enum : int32_t {  // CUlaunchAttributeID
   kLaunchProgrammaticStreamSerialization = 6,
 };
 enum : int32_t {  // CUdevice_attribute
+  kDeviceMultiprocessors = 16,
   kDeviceCapabilityMajor = 75,
   kDeviceCapabilityMinor = 76,
   kDeviceSmemOptin = 97,

@@ -279,15 +279,16 @@ class VariantParser {
   // `depth` counts the values on the stack.
   Status ParseOp(size_t* depth, Op* op) {
     uint8_t code = 0;
-    FA4_RETURN_IF_ERROR(reader_.Number<uint8_t>("code", 0, static_cast<uint8_t>(OpCode::kMax), &code));
+    FA4_RETURN_IF_ERROR(reader_.Number<uint8_t>("code", 0, static_cast<uint8_t>(OpCode::kMultiprocessors), &code));
     op->code = static_cast<OpCode>(code);
-    if (op->code >= OpCode::kAdd) {
+    if (op->code >= OpCode::kAdd && op->code <= OpCode::kMax) {
       if (*depth < 2) return Status::Invalid("an operator needs 2 values, there are ", *depth);
       *depth -= 1;
       return {};
     }
     *depth += 1;
     if (*depth > kMaxExprDepth) return Status::Invalid("an expression must hold <= ", kMaxExprDepth, " values at once");
+    if (op->code == OpCode::kMultiprocessors) return {};
     if (op->code == OpCode::kConst) return reader_.Varint("constant", &op->value);
     FA4_RETURN_IF_ERROR(ParseBufferIndex(&op->buffer));
     FA4_RETURN_IF_ERROR(reader_.Number<uint8_t>("axis", op->code == OpCode::kDim ? 1 : 0, kAnyAxis, &op->axis));

@@ -22,7 +22,9 @@ std::string Hex(const Key& key);
 std::optional<Key> ParseHex(std::string_view hex);
 
 // Operations of a stack machine over int64, in the order of their codes in the plan.
-enum class OpCode : uint8_t { kConst, kDim, kLead, kAdd, kSub, kMul, kFloorDiv, kCeilDiv, kMin, kMax };
+enum class OpCode : uint8_t {
+  kConst, kDim, kLead, kAdd, kSub, kMul, kFloorDiv, kCeilDiv, kMin, kMax, kMultiprocessors
+};
 
 struct Op {
   OpCode code = OpCode::kConst;

@@ -36,7 +36,7 @@ struct TestCall {
   size_t images_size;
   const TestBuffer* buffers;
   size_t num_operands, num_results;
-  int32_t major, minor;  // compute capability, of jax_fa4_test_evaluate
+  int32_t major, minor, multiprocessors;  // of the device, of jax_fa4_test_evaluate
   int32_t ordinal;       // device, of jax_fa4_test_run
   int32_t runs, sets;    // of jax_fa4_test_run: run i takes set i % sets, whose addresses lie that many times 1 MiB higher
 };
@@ -123,6 +123,7 @@ Status EvaluateCall(const TestCall& call, std::string* json) {
   const Variant* variant = plan.For(call.major, call.minor);
   if (variant == nullptr) return Status(Code::kFailedPrecondition, Text("the program has kernels for ", plan.Archs()));
   const auto evaluated = std::make_unique<EvaluatedPlan>();
+  buffers.multiprocessors = call.multiprocessors;
   FA4_RETURN_IF_ERROR(EvaluatePlan(*variant, &buffers, evaluated.get()));
   std::string launches;
   for (size_t i = 0; i < variant->launches.size(); ++i) {

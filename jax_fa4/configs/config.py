@@ -31,8 +31,9 @@ class KernelConfig:
     """One compiled kernel; no length, batch, head count, scale or window value is part of it.
 
     A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
-    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. The flags say what a call
-    has beside q, k and v. Raises ValueError where shared memory, registers or an instruction forbid it.
+    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. With two `q_stages` a CTA
+    computes tile after tile, the next one's queries arriving meanwhile; with one it computes one tile. The flags say
+    what a call has beside q, k and v. Raises ValueError where shared memory, registers or an instruction forbid it.
     """
 
     arch: str
@@ -43,6 +44,7 @@ class KernelConfig:
     tile_m: int
     tile_n: int
     kv_stages: int
+    q_stages: int
     has_left: bool = False
     has_right: bool = False
     has_q_offset: bool = False
@@ -83,8 +85,11 @@ class KernelConfig:
     def _check_smem(self) -> None:
         if self.kv_stages < 1:
             raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
+        if self.q_stages not in (1, 2):
+            raise ValueError(f"q_stages must be 1 or 2, got {self.q_stages}")
         if self.smem_bytes > SMEM_LIMIT:
-            raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+            stages = f"kv_stages={self.kv_stages} and q_stages={self.q_stages}"
+            raise ValueError(f"{stages} need {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
 
     @property
     def name(self) -> str:
@@ -142,14 +147,19 @@ class KernelConfig:
         return round_up(self.head_dim_v, MMA_COLUMNS)
 
     @property
-    def q_bytes(self) -> int:
-        """Of the Q tile."""
-        return self.tile_m * self.columns * self.element_bytes
+    def q_slots(self) -> int:
+        """Places in shared memory for a warpgroup's rows of Q, through which its O leaves."""
+        return self.q_stages * self.warpgroups
 
     @property
-    def q_room(self) -> int:
-        """Bytes for the Q tile, through which O leaves."""
-        return self.tile_m * max(self.columns, self.v_columns) * self.element_bytes
+    def q_bytes(self) -> int:
+        """Of a warpgroup's rows of Q."""
+        return WARPGROUP_ROWS * self.columns * self.element_bytes
+
+    @property
+    def q_slot_bytes(self) -> int:
+        """Of a place for them, whichever is wider, Q or O."""
+        return WARPGROUP_ROWS * max(self.columns, self.v_columns) * self.element_bytes
 
     @property
     def k_bytes(self) -> int:
@@ -163,19 +173,24 @@ class KernelConfig:
 
     @property
     def barrier_bytes(self) -> int:
-        """A full and an empty barrier for the Q tile and for each stage of both rings."""
-        return 2 * (1 + 2 * self.kv_stages) * MBARRIER_BYTES
+        """A full and an empty barrier for each place of Q and each stage of both rings."""
+        return 2 * (self.q_slots + 2 * self.kv_stages) * MBARRIER_BYTES
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         rings = (round_up(self.kv_stages * stage, SMEM_ALIGNMENT) for stage in (self.k_bytes, self.v_bytes))
-        return self.q_room + sum(rings) + self.barrier_bytes
+        return self.q_slots * self.q_slot_bytes + sum(rings) + self.barrier_bytes
 
     @property
     def longest_first(self) -> bool:
-        """Tiles differ in length only where the mask has a right edge and no left one."""
-        return self.has_right and not self.has_left
+        """With a right edge a head's later tiles see more keys, or, for a window, as many."""
+        return self.has_right
+
+    @property
+    def partial_first(self) -> bool:
+        """The tile that is not full sees the fewest keys then; `key_blocks` are of tiles that start at multiples."""
+        return self.has_right and not self.has_segments
 
     @property
     def params(self) -> tuple[KernelParam, ...]:

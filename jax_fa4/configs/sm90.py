@@ -21,6 +21,7 @@ class Row:
     tile_m: int
     tile_n: int
     kv_stages: int
+    q_stages: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,33 +38,36 @@ class BackwardRow:
 R = TypeVar("R")
 DTYPES = ("bfloat16", "float16")
 BIASES = (None, "float32", "bfloat16", "float16")
-FORWARD = {  # up to (head_dim, head_dim_v); the first row that fits
-    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
-    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
-    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
-    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2),
-    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2),
+# up to (head_dim, head_dim_v); the first row that fits
+WIDE = {
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2),
+    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
+    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=1),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, q_stages=1),
 }
+FORWARD = {(64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2), **WIDE}
 # Rows that keep features from spilling: what they need of a thread's registers, its accumulators must leave.
+LENGTHS = {(64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=2), **WIDE}  # of keys
 SEGMENTS = {
-    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
-    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2),
-    **FORWARD,
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=1),
+    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=2),
+    **WIDE,
 }
+SEGMENTS_AND_LENGTHS = SEGMENTS | {(64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=1)}
 SOFTCAP = {
-    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
-    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
-    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2, q_stages=1),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
 }
 DENSE = {  # a mask or a bias array
-    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
-    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2, q_stages=1),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
 }
 DENSE_AND_SOFTCAP = {
-    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2, q_stages=1),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
 }
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
@@ -106,7 +110,9 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
 
 
 def _row(spec: AttentionSpec) -> Row | None:
-    table = SEGMENTS if spec.mask.has_segments else FORWARD
+    table = LENGTHS if spec.mask.has_kv_lengths else FORWARD
+    if spec.mask.has_segments:
+        table = SEGMENTS_AND_LENGTHS if spec.mask.has_kv_lengths else SEGMENTS
     if spec.has_softcap:
         table = SOFTCAP
     if spec.mask.has_dense or spec.bias_dtype:

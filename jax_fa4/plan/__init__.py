@@ -1,7 +1,7 @@
 """Launch plans: what the custom call of one attention does on the GPU."""
 
 from jax_fa4.plan.encode import encode, encode_images
-from jax_fa4.plan.expr import Expr, ExprLike, ceil_div, dim, evaluate, lead, maximum, minimum
+from jax_fa4.plan.expr import Expr, ExprLike, ceil_div, dim, evaluate, lead, maximum, minimum, multiprocessors
 from jax_fa4.plan.params import Param, Pointer, Record, RecordField, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch, Plan
 
@@ -25,4 +25,5 @@ __all__ = [
     "lead",
     "maximum",
     "minimum",
+    "multiprocessors",
 ]

@@ -38,7 +38,7 @@ from jax_fa4.plan.axes import (
     query_axes,
     value_axes,
 )
-from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, minimum, multiprocessors
 from jax_fa4.plan.limits import DTYPES
 from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
@@ -142,6 +142,11 @@ class Buffers:
             if name in self.buffers:
                 extents |= _dense_extents(name, self.buffers[name])
         return extents
+
+    def query_ctas(self, config: KernelConfig) -> Expr:
+        """A CTA for each tile, or as many as run at a time where each computes several."""
+        tiles = self.query_tiles()
+        return tiles if config.q_stages == 1 else minimum(tiles, multiprocessors())  # of which one fits on each
 
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head."""

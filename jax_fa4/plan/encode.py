@@ -25,7 +25,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax_fa4.plan.expr import Binary, Const, Dim, Expr, ExprLike, Lead, as_expr, postfix
+from jax_fa4.plan.expr import Binary, Const, Dim, Expr, ExprLike, Lead, Multiprocessors, as_expr, postfix
 from jax_fa4.plan.limits import DTYPES
 from jax_fa4.plan.params import Param, Pointer, Record, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch, Plan
@@ -34,7 +34,7 @@ __all__ = ["encode", "encode_images"]
 
 PLAN_MAGIC, IMAGES_MAGIC, VERSION = b"FA4P", b"FA4I", 1
 MAX_VARIANTS = 8
-OPERATORS = ("const", "dim", "lead", "add", "sub", "mul", "floor_div", "ceil_div", "min", "max")
+OPERATORS = ("const", "dim", "lead", "add", "sub", "mul", "floor_div", "ceil_div", "min", "max", "multiprocessors")
 OPCODES = {operator: code for code, operator in enumerate(OPERATORS)}
 SCALAR_CODES = {"i32": 0, "u32": 1, "i64": 2, "f32": 3}
 ANY_SIZE, EXACT_SIZE, NAMED_SIZE = range(3)
@@ -93,6 +93,8 @@ def _operation(node: Expr) -> bytes:
             return bytes((OPCODES["dim"], buffer, -axis))
         case Lead(buffer, count):
             return bytes((OPCODES["lead"], buffer, count))
+        case Multiprocessors():
+            return bytes((OPCODES["multiprocessors"],))
         case Binary(operator, _, _):
             return bytes((OPCODES[operator],))
     raise TypeError(f"not an expression: {node!r}")

@@ -1,4 +1,4 @@
-"""Integer expressions over the dimensions of a call's buffers, which the FFI library evaluates at run time.
+"""Integer expressions over a call's buffers and device, which the FFI library evaluates at run time.
 
 Buffers are numbered operands first, then results; axes count from the end, since any number of batch axes may lead:
 `ceil_div(dim(Q, -3), 128)`.
@@ -20,6 +20,7 @@ __all__ = [
     "Expr",
     "ExprLike",
     "Lead",
+    "Multiprocessors",
     "as_expr",
     "ceil_div",
     "check_buffer",
@@ -28,6 +29,7 @@ __all__ = [
     "lead",
     "maximum",
     "minimum",
+    "multiprocessors",
     "postfix",
     "set_exprs",
 ]
@@ -39,7 +41,7 @@ def check_buffer(buffer: int) -> None:
 
 
 class Expr:
-    """An int64 that the library computes at run time from the dimensions of the call's buffers."""
+    """An int64 that the library computes at run time."""
 
     def __add__(self, other: ExprLike) -> Expr:
         return _binary("add", self, other)
@@ -105,6 +107,11 @@ class Lead(Expr):
 
 
 @dataclasses.dataclass(frozen=True)
+class Multiprocessors(Expr):
+    """How many multiprocessors the device has that runs the call."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Binary(Expr):
     """Two operands and an operator, checked for overflow of int64."""
 
@@ -152,6 +159,11 @@ def lead(buffer: int, count: int) -> Expr:
     return Lead(buffer, count)
 
 
+def multiprocessors() -> Expr:
+    """How many multiprocessors the device has that runs the call."""
+    return Multiprocessors()
+
+
 def ceil_div(left: ExprLike, right: ExprLike) -> Expr:
     """left / right, rounded up."""
     return _binary("ceil_div", left, right)
@@ -167,8 +179,8 @@ def maximum(left: ExprLike, right: ExprLike) -> Expr:
     return _binary("max", left, right)
 
 
-def evaluate(expr: ExprLike, shapes: Sequence[Sequence[int]]) -> int:
-    """The value that the library computes for buffers of these shapes.
+def evaluate(expr: ExprLike, shapes: Sequence[Sequence[int]], multiprocessors: int = 1) -> int:
+    """The value that the library computes for buffers of these shapes on a device with so many multiprocessors.
 
     Raises:
       ValueError: division by a number that is not positive.
@@ -181,8 +193,11 @@ def evaluate(expr: ExprLike, shapes: Sequence[Sequence[int]]) -> int:
             value = shapes[buffer][axis]
         case Lead(buffer, count):
             value = math.prod(shapes[buffer][: len(shapes[buffer]) - count])
+        case Multiprocessors():
+            return multiprocessors
         case Binary(operator, left, right):
-            value = _OPERATORS[operator](evaluate(left, shapes), evaluate(right, shapes))
+            values = (evaluate(side, shapes, multiprocessors) for side in (left, right))
+            value = _OPERATORS[operator](*values)
     if not INT64_MIN <= value <= INT64_MAX:
         raise OverflowError(f"{value} does not fit an int64")
     return value

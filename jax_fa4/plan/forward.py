@@ -36,5 +36,5 @@ def forward(
         arch=config.arch,
         operands=buffers.operands,
         results=buffers.results,
-        launches=(buffers.launch(config, kernel, buffers.query_tiles()),),
+        launches=(buffers.launch(config, kernel, buffers.query_ctas(config)),),
     )

@@ -29,6 +29,11 @@ class Visit(NamedTuple):
     num_n_blocks: Index
     spans: tuple[Span, ...]
 
+    def never_empty(self, beyond: Index) -> "Visit":
+        """The same, but block `beyond` where no query sees a key: one that the mask hides whole."""
+        empty = 1 - cutlass.min(self.num_n_blocks, 1)
+        return Visit(self.first + empty * (beyond - self.first), self.num_n_blocks + empty, self.spans)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -40,13 +45,19 @@ class Bounds:
     has_right: bool
     has_padding: bool = False  # tiles may lie beyond the last query, and see nothing
 
-    def visit(self, m_block: Index, seq: Sequence, within: tuple[Index, Index] | None = None) -> Visit:
-        """Blocks that queries [m_block * tile_m, ...) of `seq` see: of those in `within`, [begin, end), if given.
-
-        Without `has_padding` the tile has at least one query.
-        """
+    def visit(self, m_block: Index, seq: Sequence) -> Visit:
+        """Blocks that queries [m_block * tile_m, (m_block + 1) * tile_m) of `seq` see."""
         first_row = m_block * self.tile_m
-        last_row = cutlass.min(first_row + self.tile_m, seq.q_len) - 1
+        return self.visit_rows(first_row, first_row + self.tile_m, seq)
+
+    def visit_rows(
+        self, first_row: Index, end_row: Index, seq: Sequence, within: tuple[Index, Index] | None = None
+    ) -> Visit:
+        """Blocks that queries [first_row, end_row) of `seq` see: of those in `within`, [begin, end), if given.
+
+        Without `has_padding` the first of them exists.
+        """
+        last_row = cutlass.min(end_row, seq.q_len) - 1
 
         end = self._blocks_up(seq.right_end(last_row))
         if self.has_padding:

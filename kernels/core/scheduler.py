@@ -1,4 +1,4 @@
-"""Which tile of queries a CTA computes, from its index in a one-dimensional grid."""
+"""The order of tiles of queries, and which of them a CTA of a one-dimensional grid computes."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from cutlass import Int32, Uint32
 
 from .seqlen import Index
 
-__all__ = ["Grid", "SingleTile", "Tile"]
+__all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
 
@@ -30,6 +30,90 @@ class Tile(NamedTuple):
     q_head: Index
     kv_head: Index
     batch: Index
+
+
+class QueryTile(NamedTuple):
+    """Queries [first_row, end_row) of one head; end_row may lie beyond the last."""
+
+    first_row: Index
+    end_row: Index
+    q_head: Index
+    kv_head: Index
+    batch: Index
+
+
+class Walk(NamedTuple):
+    """One CTA's way through the order of tiles: as many tiles at a time as there are CTAs, alternately up and down.
+
+    CTA c of n takes indices c, 2n-1-c, 2n+c, 4n-1-c, ...: in an order of falling lengths, what the first CTAs get more
+    in one round they get less in the next. With a CTA for each tile it ends after the first.
+    """
+
+    index: Index
+    step: Index  # to the next index; two neighbouring steps make 2 * ctas
+
+    @classmethod
+    def first(cls, cta: Index, ctas: Index) -> "Walk":
+        """Where CTA `cta` of `ctas` starts."""
+        return cls(cta, 2 * (ctas - cta) - 1)
+
+    def next(self, ctas: Index) -> "Walk":
+        """The index behind the last one may be reached or passed: the walk ends there."""
+        return Walk(self.index + self.step, 2 * ctas - self.step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileOrder:
+    """All tiles of a call by index.
+
+    Plain order: blocks of rows run fastest, then the query heads of a kv head, kv heads, batch: CTAs that run together
+    share K and V. Longest first: heads are cut into sections whose K and V fit in L2; within the last section the last,
+    longest tiles of all its heads come first, and in the sections before it alternately first and last: lengths never
+    jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
+
+    `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
+    """
+
+    tile_m: int
+    row_step: int  # with `partial_first` every tile starts at a multiple of it, a divisor of tile_m
+    kv_bytes: int  # of one key and its value
+    longest_first: bool
+    partial_first: bool
+
+    def count(self, grid: Grid) -> Index:
+        """Tiles in all."""
+        return self._m_blocks(grid) * grid.q_heads * grid.batch
+
+    def tile(self, index: Index, grid: Grid) -> QueryTile:
+        """The tile at `index` of the order."""
+        group = _quotient(grid.q_heads, grid.kv_heads)
+        m_blocks = self._m_blocks(grid)
+        if not self.longest_first:
+            head, m_block = _divmod(index, m_blocks)
+            return self._at(m_block, head, group, grid)
+
+        section_heads = _section_heads(self.kv_bytes, grid)
+        kv_heads = grid.kv_heads * grid.batch
+        section, rest = _divmod(index, section_heads * group * m_blocks)
+        first_head = section * section_heads
+        heads_here = cutlass.min(section_heads, kv_heads - first_head) * group
+        block, head = _divmod(rest, heads_here)
+        upwards = (_quotient(kv_heads - 1, section_heads) - section) % 2
+        m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
+        return self._at(m_block, first_head * group + head, group, grid)
+
+    def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
+        """`head` counts the query heads of all batch entries."""
+        first_row = m_block * self.tile_m
+        end_row = first_row + self.tile_m
+        if self.partial_first:
+            rows = _quotient(grid.q_len + (self.row_step - 1), self.row_step) * self.row_step
+            end_row = rows - (self._m_blocks(grid) - 1 - m_block) * self.tile_m
+            first_row = cutlass.max(end_row - self.tile_m, 0)
+        return QueryTile(first_row, end_row, *_head(head, group, grid))
+
+    def _m_blocks(self, grid: Grid) -> Index:
+        return _quotient(grid.q_len + (self.tile_m - 1), self.tile_m)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +139,7 @@ class SingleTile:
             head, m_block = _divmod(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
-        section_heads = cutlass.max(_quotient(L2_BUDGET // self.kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
-        section_heads = cutlass.min(section_heads, grid.kv_heads * grid.batch)
+        section_heads = _section_heads(self.kv_bytes, grid)
         section, rest = _divmod(index, section_heads * group * m_blocks)
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
@@ -66,9 +149,20 @@ class SingleTile:
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> Tile:
         """`head` counts the query heads of all batch entries."""
-        batch, q_head = _divmod(head, grid.q_heads)
-        kv_head = _quotient(head, group) - batch * grid.kv_heads  # not of q_head: the two divisions run side by side
-        return Tile(m_block, q_head, kv_head, batch)
+        return Tile(m_block, *_head(head, group, grid))
+
+
+def _section_heads(kv_bytes: int, grid: Grid) -> Index:
+    """KV heads whose K and V fit in L2 together."""
+    section_heads = cutlass.max(_quotient(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
+    return cutlass.min(section_heads, grid.kv_heads * grid.batch)
+
+
+def _head(head: Index, group: Index, grid: Grid) -> tuple[Index, Index, Index]:
+    """(q_head, kv_head, batch) of query head `head`, counted over all batch entries."""
+    batch, q_head = _divmod(head, grid.q_heads)
+    kv_head = _quotient(head, group) - batch * grid.kv_heads  # not of q_head: the two divisions run side by side
+    return q_head, kv_head, batch
 
 
 def _quotient(a: Index, b: Index) -> Index:

@@ -45,7 +45,7 @@ class Softmax(NamedTuple):
         return softmax
 
     def restart(self) -> None:
-        """No key seen yet."""
+        """Other rows, of which no key has been seen yet."""
         self.row_max_log2.fill(-Float32.inf)
         self.row_sum.fill(0.0)
 

@@ -1,12 +1,12 @@
-"""Hopper forward: a producer warp streams K and V past consumer warpgroups that hold 64 query rows each.
+"""Hopper forward: a producer warp streams Q, K and V past consumer warpgroups that hold 64 query rows each.
 
     load --q--> consume     gmem -TMA-> smem -wgmma-> registers -stmatrix-> smem -TMA-> gmem
-         --k-->             smem: Q tile_m x D (O leaves through it) | kv_stages x K tile_n x D | kv_stages x V
+         --k-->             smem: q_stages x Q tile_m x D (O leaves through it) | kv_stages x K tile_n x D | kv_stages x V
          --v-->
 
     barrier   stages     arrives (count)        waits    true once it completes
-    q.full    1          load (1 + bytes)       consume  the Q tile is in smem
-    q.empty   1          nobody: a CTA computes one tile
+    q.full    q_slots    load (1 + bytes)       wg i     warpgroup i's rows of Q are in smem
+    q.empty   q_slots    wg i (1)               load     O has left the slot for global memory, so nobody needs Q
     k.full    kv_stages  load (1 + bytes)       consume  that K block is in smem
     k.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
     v.full    kv_stages  load (1 + bytes)       consume  that V block is in smem
@@ -21,6 +21,10 @@
 
 Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
 second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
+
+A CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are free; slot
+(tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile together with
+the first S of the next one, and stores O while that S is computed. With a single Q stage a CTA computes one tile.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
@@ -43,14 +47,16 @@ padded row, and w elements are one row of it):
     sinks           float32*  [batch, q_heads]; only with has_sinks
     q_segment_ids   int32*    [batch, kv_heads, q_len]; only with has_segments, like the next two
     kv_segment_ids  int32*    [batch, kv_heads, kv_len]
-    key_blocks      int32*    [batch, kv_heads, ceil(q_len / tile_m), 2]: first and one past the last block to visit
+    key_blocks      int32*    [batch, kv_heads, ceil(q_len / tile_m), 2]: first and one past the last block to visit of
+                              queries [i * tile_m, (i + 1) * tile_m)
     mask            uint8*    rows of kv_len bytes, 0 hides; only with has_mask
     bias            the config's type*, rows of kv_len; only with a bias
     mask_*_stride bias_*_stride    int64 each, * batch, head, row: in elements, 0 where one serves all
     q_len kv_len q_heads kv_heads batch    int32 each
 
-Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With kv_len = 0 nothing is
-copied through the maps of k and v.
+Grid (ctas, 1, 1), block (threads, 1, 1), no cluster. There are ceil(q_len / tile_m) * q_heads * batch tiles; with
+q_stages = 1 they must be as many as ctas, else ctas may be any number up to that. Where no query of a tile sees a key, the
+box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not read.
 """
 
 from __future__ import annotations
@@ -67,7 +73,7 @@ from ..core import dense, mask, ptx, softcap
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.dense import Dense
-from ..core.scheduler import Grid, SingleTile, Tile
+from ..core.scheduler import Grid, QueryTile, TileOrder, Walk
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax, scale_log2
 from . import mma
@@ -126,31 +132,48 @@ class Logits(NamedTuple):
 class Smem(NamedTuple):
     """Tiles in shared memory."""
 
-    q: cute.Tensor  # (64, D, warpgroups)
+    q: cute.Tensor  # (64, D, q_slots)
     k: cute.Tensor  # (tile_n, D, kv_stages)
     v: cute.Tensor  # (tile_n, E, kv_stages)
     v_transposed: cute.Tensor  # (E, tile_n, kv_stages), the same bytes
-    out: cute.Tensor  # (64, E, warpgroups), the bytes of q
+    out: cute.Tensor  # (64, E, q_slots), the bytes of q
+
+
+class Call(NamedTuple):
+    """What all tiles have in common."""
+
+    grid: Grid
+    inputs: Inputs
+    logits: Logits
+    window_left: Int32 | None
+    window_right: Int32 | None
+    tiles: Int32
+    ctas: Int32
 
 
 class Work(NamedTuple):
     """One tile and what it visits."""
 
-    grid: Grid
-    tile: Tile
+    tile: QueryTile
     seq: Sequence
     visit: Visit
-    logits: Logits
 
 
 class Features(NamedTuple):
-    """What a consumer thread knows of a call's extras; None: compiled without."""
+    """What a consumer thread knows of a call's extras for one tile; None: compiled without."""
 
     q_ids: tuple[Int32, ...] | None  # segment ids of its rows
     kv_ids: cute.Pointer | None  # of all keys
     mask: dense.Rows | None
     bias: dense.Rows | None
-    sink: Float32 | None  # of the tile's head
+
+
+class View(NamedTuple):
+    """What a consumer thread weighs the scores of one tile with."""
+
+    seq: Sequence
+    place: mask.Place
+    features: Features
 
 
 class Corner(NamedTuple):
@@ -180,15 +203,13 @@ class Consumers(NamedTuple):
 class Fragments(NamedTuple):
     """What a consumer thread computes with."""
 
-    q: cute.Tensor  # descriptors (MMA, 1, K) of the warpgroup's rows
+    q: cute.Tensor  # descriptors (MMA, 1, K, q_slots)
     k: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
     v: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
     scores: cute.Tensor  # accumulator, float32
     weights: cute.Tensor  # A operand, 16 bit
     out: cute.Tensor  # accumulator, float32
-    place: mask.Place
     softmax: Softmax
-    features: Features
 
 
 class ForwardSm90:
@@ -204,14 +225,16 @@ class ForwardSm90:
             has_right=config.has_right,
             has_padding=config.has_q_lengths,
         )
-        self.scheduler = SingleTile(
+        self.order = TileOrder(
             tile_m=config.tile_m,
+            row_step=WARPGROUP_ROWS,
             kv_bytes=(config.head_dim + config.head_dim_v) * config.element_bytes,
             longest_first=config.longest_first,
+            partial_first=config.partial_first,
         )
         warps = config.warpgroups * WARPGROUP_WARPS
         self.edges = (
-            Edge(name="q", stages=1, tx_bytes=config.q_bytes, consumer_warps=warps),
+            Edge(name="q", stages=config.q_slots, tx_bytes=config.q_bytes, consumer_warps=1),
             Edge(name="k", stages=config.kv_stages, tx_bytes=config.k_bytes, consumer_warps=warps),
             Edge(name="v", stages=config.kv_stages, tx_bytes=config.v_bytes, consumer_warps=warps),
         )
@@ -249,7 +272,7 @@ class ForwardSm90:
 
     @cute.kernel
     def kernel(self, maps: Maps, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
-        # first what takes long: these loads come back while the tile is found and the barriers are set up
+        # first what takes long: these loads come back while the first tile is found and the barriers are set up
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
@@ -258,22 +281,21 @@ class ForwardSm90:
         window_left = _read(inputs.window_left) if inputs.window_left is not None else None
         window_right = _read(inputs.window_right) if inputs.window_right is not None else None
 
-        tile = self.scheduler.tile(cute.arch.block_idx()[0], grid)
+        ctas = cute.arch.grid_dim()[0]
+        walk = Walk.first(cute.arch.block_idx()[0], ctas)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        seq = self.sequence(inputs, grid, tile, window_left, window_right)
-        within = self.key_blocks(inputs, grid, tile)
-        work = Work(grid, tile, seq, self.bounds.visit(tile.m_block, seq, within), logits)
+        call = Call(grid, inputs, logits, window_left, window_right, self.order.count(grid), ctas)
 
         if warp_index < WARPGROUP_WARPS:
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
             if warp_index == LOAD_WARP:
-                self.load(maps, smem, Producers(*(ends[name][0] for name in Producers._fields)), work)
+                self.load(maps, smem, Producers(*(ends[name][0] for name in Producers._fields)), call, walk)
         else:
             cute.arch.setmaxregister_increase(self.config.consumer_registers)
             wg = warp_index // WARPGROUP_WARPS - 1
             consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
-            self.consume(maps, lse, smem, consumers, work, wg, inputs)
+            self.consume(maps, lse, smem, consumers, call, walk, wg)
 
     def logits(self, inputs: Inputs) -> Logits:
         """Cap and scale of the call, as the steps from a score to a weight use them."""
@@ -288,10 +310,19 @@ class ForwardSm90:
             negative = scale < 0.0
         return Logits(capped, biased, scale_log2(scale), negative)
 
-    def sequence(
-        self, inputs: Inputs, grid: Grid, tile: Tile, window_left: Int32 | None, window_right: Int32 | None
-    ) -> Sequence:
+    def work(self, call: Call, index: Int32) -> Work:
+        """The tile at `index` of the order and its key blocks. Every role asks here, so that none can disagree."""
+        return self.visit(call, self.order.tile(index, call.grid))
+
+    def visit(self, call: Call, tile: QueryTile) -> Work:
+        """The key blocks of a tile."""
+        seq = self.sequence(call, tile)
+        visit = self.bounds.visit_rows(tile.first_row, tile.end_row, seq, self.key_blocks(call, tile))
+        return Work(tile, seq, visit.never_empty(call.grid.kv_len // self.config.tile_n + 1))
+
+    def sequence(self, call: Call, tile: QueryTile) -> Sequence:
         """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
+        grid, inputs = call.grid, call.inputs
         entry = tile.batch * grid.kv_heads + tile.kv_head
         q_len, kv_len = grid.q_len, grid.kv_len
         if inputs.q_lengths is not None:
@@ -302,30 +333,32 @@ class ForwardSm90:
         if inputs.q_offset is not None:
             offset = _read(inputs.q_offset + entry)
             diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
-        return Sequence.aligned(q_len, kv_len, diagonal, window_left, window_right)
+        return Sequence.aligned(q_len, kv_len, diagonal, call.window_left, call.window_right)
 
-    def key_blocks(self, inputs: Inputs, grid: Grid, tile: Tile) -> tuple[Int32, Int32] | None:
+    def key_blocks(self, call: Call, tile: QueryTile) -> tuple[Int32, Int32] | None:
         """The key blocks [begin, end) that hold a segment of the tile; None without segments."""
-        if inputs.key_blocks is None:
+        blocks = call.inputs.key_blocks
+        if blocks is None:
             return None
-        q_tiles = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
-        entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
-        element = (entry * q_tiles + tile.m_block) * 2
-        return _read(inputs.key_blocks + element), _read(inputs.key_blocks + (element + 1))
+        tile_m = self.config.tile_m
+        q_tiles = (call.grid.q_len + (tile_m - 1)) // tile_m
+        entry = Int64(tile.batch * call.grid.kv_heads + tile.kv_head)
+        element = (entry * q_tiles + tile.first_row // tile_m) * 2
+        return _read(blocks + element), _read(blocks + (element + 1))
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it.
 
-        O leaves through Q's place: a warpgroup's part starts where its rows of Q do, whichever is wider.
+        O leaves through Q's slot: a warpgroup's part starts where its rows of Q do, whichever is wider.
         """
         config, smem = self.config, cutlass.memory.SmemAllocator()
-        room = smem.allocate(config.q_room, 1024)
-        wg_elements = config.q_room // config.warpgroups // config.element_bytes
+        room = smem.allocate(config.q_slots * config.q_slot_bytes, 1024)
+        slot_elements = config.q_slot_bytes // config.element_bytes
 
         def rows(columns: int) -> cute.Tensor:
             tile = mma.k_major(self.dtype, WARPGROUP_ROWS, columns, 1)
             (row, column, _), (row_stride, column_stride, _) = tile.outer.shape, tile.outer.stride
-            every = cute.make_layout((row, column, config.warpgroups), stride=(row_stride, column_stride, wg_elements))
+            every = cute.make_layout((row, column, config.q_slots), stride=(row_stride, column_stride, slot_elements))
             return cute.make_tensor(cute.recast_ptr(room, tile.inner, self.dtype), every)
 
         keys = mma.k_major(self.dtype, config.tile_n, config.columns, config.kv_stages)
@@ -337,26 +370,33 @@ class ForwardSm90:
         return Smem(q=rows(config.columns), k=k, v=v, v_transposed=v_transposed, out=rows(config.v_columns))
 
     @cute.jit
-    def load(self, maps: Maps, smem: Smem, pipes: Producers, work: Work) -> None:
+    def load(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, walk: Walk) -> None:
         """Waits: q.empty, k.empty, v.empty. Signals: q.full, k.full, v.full (TMA counts the bytes)."""
-        config, tile, visit = self.config, work.tile, work.visit
-        if visit.num_n_blocks > 0:
-            slot = pipes.q.acquire_and_advance()
-            for wg in cutlass.range_constexpr(config.warpgroups):
-                row = tile.m_block * config.tile_m + wg * WARPGROUP_ROWS
-                block = (WARPGROUP_ROWS, config.columns)
-                _fetch(maps.q, block, Corner(row, tile.q_head, tile.batch), smem.q[None, None, wg], slot)
-
-            pipes = self.load_keys(maps, smem, pipes, tile, visit.first)
-            for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
-                # K runs one block ahead of V, as the consumers ask for them
-                pipes = self.load_keys(maps, smem, pipes, tile, visit.first - 1 - i)
-                pipes = self.load_values(maps, smem, pipes, tile, visit.first - i)
-            pipes = self.load_values(maps, smem, pipes, tile, visit.first - (visit.num_n_blocks - 1))
+        if cutlass.const_expr(self.config.q_stages == 1):
+            self.load_tile(maps, smem, pipes, self.work(call, walk.index))
+        else:
+            while walk.index < call.tiles:
+                pipes = self.load_tile(maps, smem, pipes, self.work(call, walk.index))
+                walk = walk.next(call.ctas)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     @cute.jit
-    def load_keys(self, maps: Maps, smem: Smem, pipes: Producers, tile: Tile, n_block: Int32) -> Producers:
+    def load_tile(self, maps: Maps, smem: Smem, pipes: Producers, work: Work) -> Producers:
+        """Q, then the blocks of K and V as the consumers ask for them: K one ahead of V."""
+        tile, visit = work.tile, work.visit
+        for wg in cutlass.range_constexpr(self.config.warpgroups):
+            slot = pipes.q.acquire_and_advance()
+            corner = Corner(tile.first_row + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
+            block = (WARPGROUP_ROWS, self.config.columns)
+            _fetch(maps.q, block, corner, smem.q[None, None, slot.index], slot)
+        pipes = self.load_keys(maps, smem, pipes, tile, visit.first)
+        for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
+            pipes = self.load_keys(maps, smem, pipes, tile, visit.first - 1 - i)
+            pipes = self.load_values(maps, smem, pipes, tile, visit.first - i)
+        return self.load_values(maps, smem, pipes, tile, visit.first - (visit.num_n_blocks - 1))
+
+    @cute.jit
+    def load_keys(self, maps: Maps, smem: Smem, pipes: Producers, tile: QueryTile, n_block: Int32) -> Producers:
         """Waits: k.empty. Signals: k.full."""
         slot = pipes.k.acquire_and_advance()
         block = (self.config.tile_n, self.config.columns)
@@ -365,7 +405,7 @@ class ForwardSm90:
         return pipes
 
     @cute.jit
-    def load_values(self, maps: Maps, smem: Smem, pipes: Producers, tile: Tile, n_block: Int32) -> Producers:
+    def load_values(self, maps: Maps, smem: Smem, pipes: Producers, tile: QueryTile, n_block: Int32) -> Producers:
         """Waits: v.empty. Signals: v.full."""
         slot = pipes.v.acquire_and_advance()
         block = (self.config.tile_n, self.config.v_columns)
@@ -375,42 +415,36 @@ class ForwardSm90:
 
     @cute.jit
     def consume(
-        self,
-        maps: Maps,
-        lse: cute.Pointer,
-        smem: Smem,
-        pipes: Consumers,
-        work: Work,
-        wg: Int32,
-        inputs: Inputs,
+        self, maps: Maps, lse: cute.Pointer, smem: Smem, pipes: Consumers, call: Call, walk: Walk, wg: Int32
     ) -> None:
-        """Waits: q.full, k.full, v.full, turn[wg], store[wg]. Signals: k.empty, v.empty, turn[wg+1], store[wg]."""
-        first_row = work.tile.m_block * self.config.tile_m + wg * WARPGROUP_ROWS
-        fragments = self.fragments(smem, wg, first_row, work, inputs)
-        fragments.out.fill(0.0)
-        visit = work.visit
-        if visit.num_n_blocks > 0:
-            if wg == self.config.warpgroups - 1:
-                self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
-            pipes.q.wait_and_advance()  # the Q tile has landed
-            # two conditions: one is known at compile time, the other is not
-            if cutlass.const_expr(work.logits.negative is not None):  # noqa: SIM102
-                if work.logits.negative:
-                    self.negate_q(smem, wg)
-            pipes = self.first_step(fragments, pipes, work, wg)
-            if cutlass.const_expr(self.config.has_kv_lengths):
-                self.clear_padding(smem, pipes, work)
-            for span in visit.spans:
-                for i in cutlass.range(span.num_n_blocks, unroll=1):
-                    pipes = self.step(fragments, pipes, work, wg, span.first - i, span.right, span.left)
-            pipes = self.last_step(fragments, pipes)
-        self.finish(maps, lse, smem, fragments, work, wg, first_row)
+        """Waits: q.full, k.full, v.full, turn[wg], store[wg], clear.
 
-    def fragments(self, smem: Smem, wg: Int32, first_row: Int32, work: Work, inputs: Inputs) -> Fragments:
-        """Descriptors and registers of the calling thread; `first_row`: of the warpgroup."""
+        Signals: q.empty, k.empty, v.empty, turn[wg+1], store[wg], clear.
+        """
+        fragments = self.fragments(smem, call.logits.scale_log2)
+        pipes.q.advance(wg)  # to the warpgroup's first slot
+        if wg == self.config.warpgroups - 1:
+            self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
+        first = self.work(call, walk.index)
+        pipes = self.first_step(smem, fragments, pipes, call, first, wg)
+        if cutlass.const_expr(self.config.q_stages == 1):
+            pipes = self.middle_steps(fragments, pipes, call, first, wg)
+            pipes = self.last_step(maps, lse, smem, fragments, pipes, call, first, wg)
+        else:
+            tile = first.tile
+            while walk.index < call.tiles:
+                work = self.visit(call, tile)
+                pipes = self.middle_steps(fragments, pipes, call, work, wg)
+                walk = walk.next(call.ctas)
+                if walk.index < call.tiles:
+                    pipes, tile = self.turn_over(maps, lse, smem, fragments, pipes, call, work, walk.index, wg)
+                else:
+                    pipes = self.last_step(maps, lse, smem, fragments, pipes, call, work, wg)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem, so the CTA may go
+
+    def fragments(self, smem: Smem, scale: Float32) -> Fragments:
+        """Descriptors and registers of the calling thread; `scale`: scale_log2."""
         config = self.config
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
-        place = mma.place(first_row, thread, config.tile_n)
         scores_mma = mma.scores_mma(self.dtype, config.tile_n)
         values_mma = mma.values_mma(self.dtype, config.v_columns)
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
@@ -419,45 +453,66 @@ class ForwardSm90:
         weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_n))
         out_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.v_columns))
         return Fragments(
-            q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q))[None, None, None, wg],
+            q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q)),
             k=scores_mma.make_fragment_B(by_keys.partition_B(smem.k)),
             v=values_mma.make_fragment_B(by_values.partition_B(smem.v_transposed)),
             scores=cute.make_rmem_tensor(scores_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             out=cute.make_rmem_tensor(out_shape, Float32),
-            place=place,
-            softmax=Softmax.start(2, work.logits.scale_log2),
-            features=self.features(inputs, work, place),
+            softmax=Softmax.start(2, scale),
         )
 
-    def features(self, inputs: Inputs, work: Work, place: mask.Place) -> Features:
-        """What the calling thread needs of the call's extras, of its rows and its head."""
-        tile, grid = work.tile, work.grid
-        q_ids = kv_ids = sink = None
+    def view(self, call: Call, work: Work, wg: Int32) -> View:
+        """Where the calling thread's scores lie, and what may be seen from there."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        place = mma.place(work.tile.first_row + wg * WARPGROUP_ROWS, thread, self.config.tile_n)
+        return View(work.seq, place, self.features(call, work.tile, place))
+
+    def features(self, call: Call, tile: QueryTile, place: mask.Place) -> Features:
+        """What the calling thread needs of the call's extras, of its rows and its head.
+
+        The block that a tile visits where there is no key is weighed like others, but an array without keys can't be
+        read: something else is, and hidden.
+        """
+        grid, inputs = call.grid, call.inputs
+        q_ids = kv_ids = None
+
+        def readable(pointer: cute.Pointer) -> cute.Pointer:
+            address = cutlass.select_(grid.kv_len > 0, pointer.toint(), inputs.softmax_scale.toint())
+            return cute.make_ptr(pointer.dtype, address, pointer.memspace, assumed_align=pointer.alignment)
+
         if inputs.q_segment_ids is not None:
             entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
             ids = inputs.q_segment_ids + entry * grid.q_len
             q_ids = tuple(_read(ids + cutlass.min(row, grid.q_len - 1)) for row in place.rows)
-            kv_ids = inputs.kv_segment_ids + entry * grid.kv_len
-        if inputs.sinks is not None:
-            sink = _read(inputs.sinks + (tile.batch * grid.q_heads + tile.q_head))
+            kv_ids = readable(inputs.kv_segment_ids + entry * grid.kv_len)
 
         def rows_of(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> dense.Rows | None:
             if pointer is None or steps is None:
                 return None
             array = Dense(pointer, *steps)
-            return dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, grid.kv_len)
+            rows = dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, cutlass.max(grid.kv_len, 1))
+            return rows._replace(pointers=tuple(readable(row) for row in rows.pointers))
 
         return Features(
             q_ids=q_ids,
             kv_ids=kv_ids,
             mask=rows_of(inputs.mask, inputs.mask_strides),
             bias=rows_of(inputs.bias, inputs.bias_strides),
-            sink=sink,
         )
 
     @cute.jit
-    def clear_padding(self, smem: Smem, pipes: Consumers, work: Work) -> None:
+    def wait_for_q(self, smem: Smem, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
+        """The slot that holds the warpgroup's rows of Q. Waits: q.full."""
+        slot = pipes.q.wait()
+        # two conditions: one is known at compile time, the other is not
+        if cutlass.const_expr(logits.negative is not None):  # noqa: SIM102
+            if logits.negative:
+                self.negate_q(smem, slot.index, wg)
+        return slot.index
+
+    @cute.jit
+    def clear_padding(self, smem: Smem, pipes: Consumers, call: Call, work: Work) -> None:
         """Zeroes what the first V block holds beyond the sequence: its weights are 0, but 0 * NaN is NaN.
 
         Only there: a block further on is not visited, and what lies beyond the array itself was filled in as zeros.
@@ -465,7 +520,8 @@ class ForwardSm90:
         """
         config, seq = self.config, work.seq
         seen = seq.kv_len - work.visit.first * config.tile_n
-        if seen < config.tile_n and seq.kv_len < work.grid.kv_len:
+        # not positive: the block lies beyond the array
+        if seen > 0 and seen < config.tile_n and seq.kv_len < call.grid.kv_len:
             slot = pipes.v.wait()
             words = cute.recast_tensor(smem.v[None, None, slot.index], Int32)
             row_words = config.v_columns * config.element_bytes // 4
@@ -477,9 +533,9 @@ class ForwardSm90:
             cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=threads)
 
     @cute.jit
-    def negate_q(self, smem: Smem, wg: Int32) -> None:
+    def negate_q(self, smem: Smem, slot: Int32, wg: Int32) -> None:
         """Flips the sign of the warpgroup's rows of Q: softmax takes maxima before it scales. Rare, so not unrolled."""
-        words = cute.recast_tensor(smem.q[None, None, wg], Int32)
+        words = cute.recast_tensor(smem.q[None, None, slot], Int32)
         for i in cutlass.range(cute.size(words) // WARPGROUP, unroll=1):
             word = i * WARPGROUP + cute.arch.thread_idx()[0] % WARPGROUP
             words[word] = words[word] ^ Int32(BOTH_SIGNS)
@@ -487,17 +543,40 @@ class ForwardSm90:
         cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
 
     @cute.jit
-    def first_step(self, fragments: Fragments, pipes: Consumers, work: Work, wg: Int32) -> Consumers:
-        """S of the first block and its weights; that block may be cut by any edge of the mask."""
+    def first_step(
+        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32
+    ) -> Consumers:
+        """S of the first tile's first block and its weights."""
+        q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
         k = pipes.k.wait_and_advance()
         self.take_turn(wg)
-        warpgroup.fence()
-        self.issue_scores(fragments, k.index)
+        self.issue_scores(fragments, q_slot, k.index)
         self.pass_turn(wg)
         warpgroup.wait_group(0)  # S is in registers
         k.release()
-        self.weigh(fragments, work, work.visit.first, right=True, left=self.config.has_left, ragged=True)
+        self.weigh_first(smem, fragments, pipes, call, work, wg)
+        return pipes
+
+    @cute.jit
+    def weigh_first(
+        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32
+    ) -> None:
+        """The weights of a tile's first block, which any edge of the mask may cut. Waits: v.full, clear."""
+        fragments.out.fill(0.0)
+        fragments.softmax.restart()
+        view, first = self.view(call, work, wg), work.visit.first
+        self.weigh(fragments, call, view, first, right=True, left=self.config.has_left, ragged=True)
         self.pack(fragments)
+        if cutlass.const_expr(self.config.has_kv_lengths):
+            self.clear_padding(smem, pipes, call, work)
+
+    @cute.jit
+    def middle_steps(self, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32) -> Consumers:
+        """All blocks of a tile but the first."""
+        view = self.view(call, work, wg)
+        for span in work.visit.spans:
+            for i in cutlass.range(span.num_n_blocks, unroll=1):
+                pipes = self.step(fragments, pipes, call, view, wg, span.first - i, span.right, span.left)
         return pipes
 
     @cute.jit
@@ -505,23 +584,24 @@ class ForwardSm90:
         self,
         fragments: Fragments,
         pipes: Consumers,
-        work: Work,
+        call: Call,
+        view: View,
         wg: Int32,
         n_block: Int32,
         right: cutlass.Constexpr,
         left: cutlass.Constexpr,
     ) -> Consumers:
         """S(n) = Q K(n)^T beside O += P(n+1) V(n+1), then the weights of block n."""
+        q_slot = pipes.q.current_handle().index
         k = pipes.k.wait_and_advance()  # K(n) has landed
         self.take_turn(wg)  # the other warpgroups have issued theirs and gone into softmax
-        warpgroup.fence()
-        self.issue_scores(fragments, k.index)
+        self.issue_scores(fragments, q_slot, k.index)
         v = pipes.v.wait_and_advance()  # V(n+1) has landed
         self.issue_out(fragments, v.index)
         self.pass_turn(wg)
         warpgroup.wait_group(1)  # S(n) is in registers; O += P(n+1) V(n+1) may still run
         k.release()
-        rescale = self.weigh(fragments, work, n_block, right=right, left=left)
+        rescale = self.weigh(fragments, call, view, n_block, right=right, left=left)
         # O is complete up to block n+1, and nothing reads P any more. The assembler moves this wait up into the search
         # for the maxima. Held back behind them, or behind the exponentials, it made d64, causal and short d128 2-9%
         # slower (H200), long d128 2% faster: the exponentials then have less rescaling and packing beside them.
@@ -532,45 +612,102 @@ class ForwardSm90:
         return pipes
 
     @cute.jit
-    def last_step(self, fragments: Fragments, pipes: Consumers) -> Consumers:
-        """O += P V of the last block."""
+    def turn_over(
+        self,
+        maps: Maps,
+        lse: cute.Pointer,
+        smem: Smem,
+        fragments: Fragments,
+        pipes: Consumers,
+        call: Call,
+        work: Work,
+        following: Int32,
+        wg: Int32,
+    ) -> tuple[Consumers, QueryTile]:
+        """O += P V of a tile's last block beside S of the first block of tile `following`: ends one, starts the other."""
+        done = pipes.q.current_handle()
+        pipes.q.advance(self.config.warpgroups)
+        q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
         v = pipes.v.wait_and_advance()
-        warpgroup.fence()
+        k = pipes.k.wait_and_advance()
+        self.take_turn(wg)
+        self.issue_out(fragments, v.index)
+        self.issue_scores(fragments, q_slot, k.index)
+        self.pass_turn(wg)
+        warpgroup.wait_group(1)  # O is complete; S of the next tile may still run
+        v.release()
+        self.finish(maps, lse, smem, fragments, done.index, call, work, wg)
+        next_work = self.work(call, following)
+        warpgroup.wait_group(0)
+        k.release()
+        self.weigh_first(smem, fragments, pipes, call, next_work, wg)
+        if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem
+            cute.arch.sync_warp()  # also for the lane that signals
+            done.release()
+        return pipes, next_work.tile
+
+    @cute.jit
+    def last_step(
+        self,
+        maps: Maps,
+        lse: cute.Pointer,
+        smem: Smem,
+        fragments: Fragments,
+        pipes: Consumers,
+        call: Call,
+        work: Work,
+        wg: Int32,
+    ) -> Consumers:
+        """O += P V of the last tile's last block."""
+        v = pipes.v.wait_and_advance()
         self.issue_out(fragments, v.index)
         warpgroup.wait_group(0)
         v.release()
+        self.finish(maps, lse, smem, fragments, pipes.q.current_handle().index, call, work, wg)
         return pipes
 
-    def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
+    def issue_scores(self, fragments: Fragments, q_slot: Int32, stage: Int32) -> None:
         """Starts S = Q K^T."""
-        k = fragments.k[None, None, None, stage]
-        scores_mma = mma.scores_mma(self.dtype, self.config.tile_n)
-        mma.batch(scores_mma, fragments.scores, fragments.q, k, accumulate=False)
+        q, k = fragments.q[None, None, None, q_slot], fragments.k[None, None, None, stage]
+        # Before each batch: where a fence is left out, also between two of them, the assembler sets one itself or,
+        # seeing branches that could diverge, waits for every single wgmma.
+        warpgroup.fence()
+        mma.batch(mma.scores_mma(self.dtype, self.config.tile_n), fragments.scores, q, k, accumulate=False)
 
     def issue_out(self, fragments: Fragments, stage: Int32) -> None:
         """Starts O += P V."""
         v = fragments.v[None, None, None, stage]
+        warpgroup.fence()
         mma.batch(
             mma.values_mma(self.dtype, self.config.v_columns), fragments.out, fragments.weights, v, accumulate=True
         )
 
     def weigh(
-        self, fragments: Fragments, work: Work, n_block: Int32, *, right: bool, left: bool, ragged: bool = False
+        self,
+        fragments: Fragments,
+        call: Call,
+        view: View,
+        n_block: Int32,
+        *,
+        right: bool,
+        left: bool,
+        ragged: bool = False,
     ) -> cute.Tensor:
         """Cap, bias, mask and softmax: scores become weights in float32. Returns the factor for earlier rows of O.
 
         `ragged`: the block may reach beyond the last key.
         """
-        scores, place, start = mma.rows_and_columns(fragments.scores), fragments.place, n_block * self.config.tile_n
-        logits, features = work.logits, fragments.features
+        scores, place, start = mma.rows_and_columns(fragments.scores), view.place, n_block * self.config.tile_n
+        logits, features = call.logits, view.features
         if logits.capped is not None:
             softcap.cap(scores, logits.capped)
         if features.bias is not None:
             dense.add(scores, logits.biased, features.bias, place, start, ragged=ragged)
         if right or left:
-            mask.hide(scores, place, start, work.seq, right=right, left=left)
+            mask.hide(scores, place, start, view.seq, right=right, left=left)
         if features.q_ids is not None:
-            ids, kv_len = (features.q_ids, features.kv_ids), work.grid.kv_len
+            ids, kv_len = (features.q_ids, features.kv_ids), cutlass.max(call.grid.kv_len, 1)
             mask.hide_other_segments(scores, place, start, *ids, kv_len, ragged=ragged)
         if features.mask is not None:
             dense.hide_false(scores, features.mask, place, start, ragged=ragged)
@@ -590,51 +727,58 @@ class ForwardSm90:
         lse: cute.Pointer,
         smem: Smem,
         fragments: Fragments,
+        q_slot: Int32,
+        call: Call,
         work: Work,
         wg: Int32,
-        first_row: Int32,
     ) -> None:
         """Normalises O and stores it and lse. Waits: store[wg]. Signals: store[wg]."""
-        factors, lses = fragments.softmax.finish(fragments.features.sink)
+        tile, sinks = work.tile, call.inputs.sinks
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        place = mma.place(tile.first_row + wg * WARPGROUP_ROWS, thread, self.config.tile_n)
+        sink = None if sinks is None else _read(sinks + (tile.batch * call.grid.q_heads + tile.q_head))
+        factors, lses = fragments.softmax.finish(sink)
         mma.scale_rows(fragments.out, factors)
         if self.config.has_q_lengths:
-            present = [row < work.seq.q_len for row in fragments.place.rows]
+            present = [row < work.seq.q_len for row in place.rows]
             mma.keep_rows(fragments.out, present)
             lses = [Float32(cutlass.select_(p, lse_, -Float32.inf)) for p, lse_ in zip(present, lses, strict=True)]
-        self.store_out(maps, smem, fragments, work, wg, first_row)
-        self.store_lse(lse, fragments, work, lses)
+        self.store_out(maps, smem, fragments, q_slot, tile, wg)
+        self.store_lse(lse, place, call.grid, tile, lses)
 
     @cute.jit
-    def store_out(self, maps: Maps, smem: Smem, fragments: Fragments, work: Work, wg: Int32, first_row: Int32) -> None:
-        """Registers -> the warpgroup's own rows of Q in smem -> global memory; rows past q_len are not written."""
+    def store_out(
+        self, maps: Maps, smem: Smem, fragments: Fragments, q_slot: Int32, tile: QueryTile, wg: Int32
+    ) -> None:
+        """Registers -> the slot of the warpgroup's Q -> global memory; TMA leaves out rows past q_len."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
         copy = cute.make_tiled_copy_C(atom, mma.values_mma(self.dtype, self.config.v_columns))
         rounded = cute.make_rmem_tensor_like(fragments.out, self.dtype)
         rounded.store(fragments.out.load().to(self.dtype))
-        target = smem.out[None, None, wg]
+        target = smem.out[None, None, q_slot]
         # no wait before overwriting Q: only this warpgroup's wgmma read these rows, and all have retired
         cute.copy(copy, copy.get_slice(thread).retile(rounded), copy.get_slice(thread).partition_D(target))
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         barrier = NamedBarrierId.STORE + wg
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
-        if thread // 32 == 0:
+        first_row = tile.first_row + wg * WARPGROUP_ROWS
+        if thread // 32 == 0 and first_row < tile.end_row:
             block = (WARPGROUP_ROWS, self.config.v_columns)
-            source, destination = _partition(
-                maps.out, block, Corner(first_row, work.tile.q_head, work.tile.batch), target
-            )
+            source, destination = _partition(maps.out, block, Corner(first_row, tile.q_head, tile.batch), target)
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go
 
     @cute.jit
-    def store_lse(self, lse: cute.Pointer, fragments: Fragments, work: Work, lses: list[Float32]) -> None:
+    def store_lse(
+        self, lse: cute.Pointer, place: mask.Place, grid: Grid, tile: QueryTile, lses: list[Float32]
+    ) -> None:
         """One thread of the four that share a row writes it."""
-        place, tile, q_len = fragments.place, work.tile, work.grid.q_len
+        end_row = cutlass.min(grid.q_len, tile.end_row)
         if place.first_column == 0:
-            row_of_lse = (Int64(tile.batch) * work.grid.q_heads + tile.q_head) * q_len
+            row_of_lse = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len
             for r in cutlass.range_constexpr(2):
-                if place.rows[r] < q_len:
+                if place.rows[r] < end_row:
                     element = cute.make_tensor(lse + (row_of_lse + place.rows[r]), cute.make_layout(1))
                     element[0] = lses[r]
 

@@ -28,6 +28,7 @@ class Call:
     softmax_scale: float
     window_left: int = 0
     window_right: int = 0
+    multiprocessors: int = 2  # of the device that runs it
     extras: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -45,8 +46,10 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
     sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
     sizes |= dense_strides(call.extras)
     params = parameters(config, arrays, sizes)
-    tiles = -(-q_len // config.tile_m) * q_heads * batch
-    shape = Launch(grid=(tiles, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
+    ctas = -(-q_len // config.tile_m) * q_heads * batch
+    if config.q_stages > 1:
+        ctas = min(ctas, call.multiprocessors)
+    shape = Launch(grid=(ctas, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
     return shape, out, lse
 
 

@@ -44,6 +44,9 @@ SHAPES = [
     cell(q=20, k=130, head_dim=128, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=150, segments=3, bias="shared", kv_heads=2),
+    cell(q=20, k=0, segments=1, bias="shared", mask="keys", sinks=True),
+    cell(q=260, k=300, segments=4, head_dim=128, causal=True, kv_lengths=(170,)),
+    cell(q=400, k=200, batch=(2,), head_dim=128, causal=True, q_lengths=(400, 100), kv_lengths=(100, 0), group=2),
 ]
 MODES = {
     "late": Options(completion="late"),

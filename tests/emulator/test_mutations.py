@@ -28,6 +28,7 @@ CONFIG = KernelConfig(
     tile_m=128,
     tile_n=32,
     kv_stages=2,
+    q_stages=2,
     has_right=True,
 )
 CELL = Cell(batch=(1,), q=100, k=160, kv_heads=1, group=2, head_dim=64, dtype="bfloat16", causal=True)

@@ -61,7 +61,10 @@ int cuDeviceGet(int* device, int ordinal) {
 int cuDeviceGetAttribute(int* value, int32_t attribute, int device) {
   int capability = atoi(setting("FAKE_CAPABILITY", "90"));
   (void)device;
-  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : atoi(setting("FAKE_SMEM", "232448"));
+  *value = attribute == 75   ? capability / 10
+           : attribute == 76 ? capability % 10
+           : attribute == 16 ? 132
+                             : atoi(setting("FAKE_SMEM", "232448"));
   return result_of("cuDeviceGetAttribute");
 }
 

@@ -34,6 +34,7 @@ class TestCall(ctypes.Structure):
         ("num_results", ctypes.c_size_t),
         ("major", ctypes.c_int32),
         ("minor", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
         ("ordinal", ctypes.c_int32),
         ("runs", ctypes.c_int32),
         ("sets", ctypes.c_int32),
@@ -41,7 +42,20 @@ class TestCall(ctypes.Structure):
 
 
 def answer(
-    lib, *, entry, plan, images=b"", operands=(), results=(), major=9, minor=0, ordinal=0, stream=0, runs=1, sets=1
+    lib,
+    *,
+    entry,
+    plan,
+    images=b"",
+    operands=(),
+    results=(),
+    major=9,
+    minor=0,
+    multiprocessors=132,
+    ordinal=0,
+    stream=0,
+    runs=1,
+    sets=1,
 ):
     """The library's JSON answer as Python values."""
     buffers = [
@@ -49,9 +63,8 @@ def answer(
         for dtype, shape, address in (*operands, *results)
     ]
     array = (TestBuffer * max(1, len(buffers)))(*buffers)
-    call = TestCall(
-        plan, len(plan), images, len(images), array, len(operands), len(results), major, minor, ordinal, runs, sets
-    )
+    bytes_and_buffers = (plan, len(plan), images, len(images), array, len(operands), len(results))
+    call = TestCall(*bytes_and_buffers, major, minor, multiprocessors, ordinal, runs, sets)
     function = getattr(lib, f"jax_fa4_test_{entry}")
     function.restype = ctypes.c_size_t
     middle = (ctypes.c_void_p(stream),) if entry == "run" else ()

@@ -6,9 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_fa4.plan import BufferSpec, Launch, Plan, Scalar, ceil_div, dim, encode, evaluate, lead, maximum, minimum
+from jax_fa4.plan import (
+    BufferSpec,
+    Launch,
+    Plan,
+    Scalar,
+    ceil_div,
+    dim,
+    encode,
+    evaluate,
+    lead,
+    maximum,
+    minimum,
+    multiprocessors,
+)
 from jax_fa4.plan.expr import Const, as_expr
 
+MULTIPROCESSORS = 78
 SHAPES = ((2, 3, 100, 64), (2, 3, 7))
 SPECS = (
     BufferSpec(name="x", dtype="bfloat16", shape=(None, None)),
@@ -24,7 +38,7 @@ def plan_of(expr):
 def value_in_library(answer, expr, shapes=SHAPES):
     """An int, or the text of an error."""
     buffers = [(spec.dtype, shape, 0x1000) for spec, shape in zip(SPECS, shapes, strict=True)]
-    said = answer(encode(plan_of(expr)), buffers, [])
+    said = answer(encode(plan_of(expr)), buffers, [], multiprocessors=MULTIPROCESSORS)
     if "error" in said:
         return said["error"]["message"]
     return int.from_bytes(bytes.fromhex(said["launches"][0]["params"][0]), "little", signed=True)
@@ -46,13 +60,14 @@ CASES = {
     "minimum": (minimum(dim(0, -2), 64), 64),
     "maximum": (maximum(64, dim(0, -2)), 100),
     "large-constant": (dim(1, -1) * 0 + 2**62, 2**62),
+    "multiprocessors": (minimum(dim(0, -2) * 2, multiprocessors()), 78),
     "smallest-constant": (dim(1, -1) * 0 + -(2**63), -(2**63)),
 }
 
 
 @pytest.mark.parametrize(("expr", "value"), CASES.values(), ids=CASES)
 def test_an_expression_has_its_value_in_python_and_in_the_library(expr, value, answer):
-    assert evaluate(expr, SHAPES) == value
+    assert evaluate(expr, SHAPES, MULTIPROCESSORS) == value
     assert value_in_library(answer, expr) == value
 
 
@@ -71,6 +86,7 @@ leaves = st.one_of(
     st.builds(dim, st.just(1), st.integers(-2, -1)),
     st.builds(lead, st.just(0), st.integers(0, 3)),
     st.builds(lead, st.just(1), st.integers(0, 2)),
+    st.just(multiprocessors()),
 )
 
 
@@ -98,7 +114,7 @@ sizes = st.integers(0, 1000)
 def test_the_library_agrees_with_python(answer, expr, batch, tails):
     shapes = ((*batch, *tails[:2]), (*batch, tails[2]))
     try:
-        expected = evaluate(expr, shapes)
+        expected = evaluate(expr, shapes, MULTIPROCESSORS)
     except (ValueError, OverflowError):
         expected = None
     if all(0 in shape for shape in shapes):

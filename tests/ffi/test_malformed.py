@@ -141,7 +141,7 @@ BAD_EXPRS = {
     "nothing": (b"\0", "an expression must leave 1 value, it leaves 0"),
     "two values": (b"\2\0\2\0\2", "an expression must leave 1 value, it leaves 2"),
     "no operands": (b"\2\0\2\3", "operation 1: an operator needs 2 values, there are 1"),
-    "a code": (b"\1\x0a", "operation 0: code must be in [0, 9], got 10"),
+    "a code": (b"\1\x0b", "operation 0: code must be in [0, 10], got 11"),
     "an axis from the front": (b"\1\1\0\0", "operation 0: axis must be in [1, 255], got 0"),
     "a constant": (b"\1\0" + b"\xff" * 9 + b"\2", "operation 0: constant: a varint does not fit an int64"),
     "a long constant": (b"\1\0" + b"\x80" * 11, "operation 0: constant: a varint does not fit an int64"),

@@ -99,9 +99,23 @@ def test_a_visit_stays_within_the_blocks_it_is_given(left, right, within):
     for q_len, kv_len in itertools.product((1, 5, 9), (0, 1, 8, 9)):
         seq = Sequence.aligned(q_len, kv_len, kv_len - q_len, left, right)
         for m_block in range(-(-q_len // 4)):
-            every, some = (blocks(bounds.visit(m_block, seq, w)) for w in (None, within))
+            rows = m_block * 4, (m_block + 1) * 4
+            every, some = (blocks(bounds.visit_rows(*rows, seq, w)) for w in (None, within))
             assert list(some) == [block for block in every if within[0] <= block < within[1]]
             assert all(every[block] <= some[block] for block in some if block != max(some))
+
+
+@pytest.mark.parametrize(("left", "right"), EDGES)
+def test_a_visit_that_is_never_empty_takes_another_block_in_place_of_none(left, right):
+    empty = 0
+    for seq, rows, visit in tiles(left, right, shifts=(0, 20, -20)):
+        kept = visit.never_empty(99)
+        if visit.num_n_blocks:
+            assert kept == visit, (seq, rows)
+        else:
+            assert list(blocks(kept)) == [99], (seq, rows)
+            empty += 1
+    assert empty
 
 
 def test_a_kernel_without_edges_masks_only_the_first_block():

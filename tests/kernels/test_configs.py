@@ -18,6 +18,7 @@ GOOD = {
     "tile_m": 128,
     "tile_n": 128,
     "kv_stages": 2,
+    "q_stages": 2,
 }
 
 
@@ -38,7 +39,8 @@ def spec(head_dim=128, head_dim_v=None, **fields):
         ({"tile_m": 256}, "tile_m must be 64, 128 or 192, got 256"),
         ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
         ({"kv_stages": 0}, "kv_stages must be at least 1, got 0"),
-        ({"kv_stages": 4}, "kv_stages=4 needs 295056 bytes of smem, 232448 exist"),
+        ({"q_stages": 3}, "q_stages must be 1 or 2, got 3"),
+        ({"kv_stages": 4}, "kv_stages=4 and q_stages=2 need 327872 bytes of smem, 232448 exist"),
         ({"tile_m": 192}, "tile_m=192, tile_n=128, head_dim_v=128 need 192 registers a thread, 160 exist"),
     ],
     ids=lambda value: "-".join(f"{k}.{v}" for k, v in value.items()) if isinstance(value, dict) else "",
@@ -187,10 +189,14 @@ def test_boxes_are_rows_of_a_swizzle_atom():
     assert {param.swizzle for param in (q, k, v, out)} == {128}
 
 
-def test_only_a_lone_right_edge_makes_tiles_differ_in_length():
-    longest_first = {
-        (left, right): forward_config(spec(mask=MaskSpec(has_left=left, has_right=right)), "sm_90a").longest_first
-        for left in (False, True)
-        for right in (False, True)
-    }
-    assert [edges for edges, longest in longest_first.items() if longest] == [(False, True)]
+def test_a_right_edge_makes_later_tiles_longer():
+    for has_left, has_right in itertools.product((False, True), repeat=2):
+        mask = MaskSpec(has_left=has_left, has_right=has_right)
+        assert forward_config(spec(mask=mask), "sm_90a").longest_first == has_right
+
+
+def test_the_tile_that_is_not_full_comes_first_unless_segments_need_aligned_tiles():
+    causal, segments = (MaskSpec(has_right=True, has_segments=x) for x in (False, True))
+    assert forward_config(spec(mask=causal), "sm_90a").partial_first
+    assert not forward_config(spec(mask=segments), "sm_90a").partial_first
+    assert not forward_config(spec(), "sm_90a").partial_first

@@ -1,13 +1,13 @@
-"""Tile orders: each tile once, in the order that was promised."""
+"""Tile orders and walks over them: each tile once, in the order that was promised, in equal shares."""
 
 import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
 from jax_fa4.kernels.core import scheduler
-from jax_fa4.kernels.core.scheduler import Grid, SingleTile, Tile
+from jax_fa4.kernels.core.scheduler import Grid, SingleTile, Tile, TileOrder, Walk
 
-TILE_M = 128
+TILE_M, STEP = 128, 64
 GRIDS = [
     Grid(q_len=1, kv_len=1, q_heads=1, kv_heads=1, batch=1),
     Grid(q_len=129, kv_len=0, q_heads=6, kv_heads=2, batch=3),
@@ -64,3 +64,79 @@ def test_plain_order_finishes_a_head_before_the_next():
     tiles = order(Grid(q_len=300, kv_len=300, q_heads=2, kv_heads=1, batch=2), longest_first=False)
     assert [tile.m_block for tile in tiles] == [0, 1, 2] * 4
     assert [(tile.batch, tile.q_head) for tile in tiles[::3]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def order_of(longest_first, partial_first):
+    return TileOrder(
+        tile_m=TILE_M, row_step=STEP, kv_bytes=512, longest_first=longest_first, partial_first=partial_first
+    )
+
+
+def all_tiles(grid, longest_first=True, partial_first=True):
+    order = order_of(longest_first, partial_first)
+    return [order.tile(index, grid) for index in range(order.count(grid))]
+
+
+def walk(cta, ctas, count):
+    """Indices that one CTA visits."""
+    place, indices = Walk.first(cta, ctas), []
+    while place.index < count:
+        indices.append(place.index)
+        place = place.next(ctas)
+    return indices
+
+
+@pytest.mark.parametrize("partial_first", [False, True], ids=["partial-last", "partial-first"])
+@pytest.mark.parametrize("longest_first", [False, True], ids=["plain", "longest-first"])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_query_is_in_one_tile(grid, longest_first, partial_first):
+    found = []
+    for tile in all_tiles(grid, longest_first, partial_first):
+        assert 0 <= tile.first_row < min(tile.end_row, grid.q_len)
+        assert tile.end_row - tile.first_row <= TILE_M
+        assert tile.first_row % (STEP if partial_first else TILE_M) == 0
+        assert tile.kv_head == tile.q_head // (grid.q_heads // grid.kv_heads)
+        rows = range(tile.first_row, min(tile.end_row, grid.q_len))
+        found += [(tile.batch, tile.q_head, row) for row in rows]
+    assert len(found) == len(set(found)) == grid.batch * grid.q_heads * grid.q_len
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_query_heads_of_a_kv_head_are_neighbours_in_the_order(grid):
+    group = grid.q_heads // grid.kv_heads
+    tiles = all_tiles(grid)
+    for start in range(0, len(tiles), group):
+        assert len({(t.batch, t.kv_head, t.first_row) for t in tiles[start : start + group]}) == 1
+
+
+def test_sections_are_taken_up_and_down_and_hold_as_many_heads_as_fit_in_l2():
+    kv_len = scheduler.L2_BUDGET // 512 // 2  # two heads fill the budget
+    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=4, kv_heads=4, batch=1))
+    places = [(tile.kv_head, tile.first_row) for tile in tiles]
+    assert places == [(0, 0), (1, 0), (0, 128), (1, 128), (2, 128), (3, 128), (2, 0), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("partial_first", "rows"),
+    [(True, [(192, 320), (64, 192), (0, 64)]), (False, [(256, 384), (128, 256), (0, 128)])],
+    ids=["first", "last"],
+)
+def test_the_tile_that_is_not_full_is_where_it_is_wanted(partial_first, rows):
+    tiles = all_tiles(Grid(q_len=290, kv_len=290, q_heads=1, kv_heads=1, batch=1), partial_first=partial_first)
+    assert [(tile.first_row, tile.end_row) for tile in tiles] == rows
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 40])
+@pytest.mark.parametrize("ctas", [1, 2, 6, 40])
+def test_every_index_is_walked_to_once(ctas, count):
+    found = [index for cta in range(min(ctas, count)) for index in walk(cta, min(ctas, count), count)]
+    assert sorted(found) == list(range(count))
+
+
+@pytest.mark.parametrize("kv_len", [1024, 4096, 16384])
+def test_walks_over_causal_tiles_are_equally_long(kv_len):
+    grid = Grid(q_len=kv_len, kv_len=kv_len, q_heads=32, kv_heads=32, batch=max(16384 // kv_len, 1))
+    tiles = all_tiles(grid)
+    ctas = 132
+    keys = [sum(tiles[index].end_row for index in walk(cta, ctas, len(tiles))) for cta in range(ctas)]
+    assert max(keys) <= 1.04 * sum(keys) / ctas
