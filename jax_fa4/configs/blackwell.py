@@ -118,6 +118,11 @@ class ForwardSm100Config(KernelConfig):
         return THREADS
 
     @property
+    def longest_first(self) -> bool:
+        """Tiles differ in length only where the mask has a right edge and no left one."""
+        return self.has_right and not self.has_left
+
+    @property
     def q_room(self) -> int:
         """Bytes for both Q tiles, and for O if it doesn't leave through them."""
         return _q_room(self.columns, self.v_columns, is_persistent=self.is_persistent)

@@ -44,7 +44,7 @@ class KernelConfig:
     tile_m: int
     tile_n: int
     kv_stages: int
-    q_stages: int
+    q_stages: int = 1
     has_left: bool = False
     has_right: bool = False
     has_q_offset: bool = False
@@ -153,12 +153,12 @@ class KernelConfig:
 
     @property
     def q_bytes(self) -> int:
-        """Of a warpgroup's rows of Q."""
-        return WARPGROUP_ROWS * self.columns * self.element_bytes
+        """Of the Q tile."""
+        return self.tile_m * self.columns * self.element_bytes
 
     @property
     def q_slot_bytes(self) -> int:
-        """Of a place for them, whichever is wider, Q or O."""
+        """Of such a place, whichever is wider, Q or O."""
         return WARPGROUP_ROWS * max(self.columns, self.v_columns) * self.element_bytes
 
     @property

@@ -45,10 +45,10 @@ class Bounds:
     has_right: bool
     has_padding: bool = False  # tiles may lie beyond the last query, and see nothing
 
-    def visit(self, m_block: Index, seq: Sequence) -> Visit:
-        """Blocks that queries [m_block * tile_m, (m_block + 1) * tile_m) of `seq` see."""
+    def visit(self, m_block: Index, seq: Sequence, within: tuple[Index, Index] | None = None) -> Visit:
+        """`visit_rows` of queries [m_block * tile_m, (m_block + 1) * tile_m)."""
         first_row = m_block * self.tile_m
-        return self.visit_rows(first_row, first_row + self.tile_m, seq)
+        return self.visit_rows(first_row, first_row + self.tile_m, seq, within)
 
     def visit_rows(
         self, first_row: Index, end_row: Index, seq: Sequence, within: tuple[Index, Index] | None = None

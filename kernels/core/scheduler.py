@@ -49,7 +49,7 @@ class Walk(NamedTuple):
     in one round they get less in the next. With a CTA for each tile it ends after the first.
     """
 
-    index: Index
+    tile_index: Index
     step: Index  # to the next index; two neighbouring steps make 2 * ctas
 
     @classmethod
@@ -59,7 +59,7 @@ class Walk(NamedTuple):
 
     def next(self, ctas: Index) -> "Walk":
         """The index behind the last one may be reached or passed: the walk ends there."""
-        return Walk(self.index + self.step, 2 * ctas - self.step)
+        return Walk(self.tile_index + self.step, 2 * ctas - self.step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Hopper forward: a producer warp streams Q, K and V past consumer warpgroups that hold 64 query rows each.
 
     load --q--> consume     gmem -TMA-> smem -wgmma-> registers -stmatrix-> smem -TMA-> gmem
-         --k-->             smem: q_stages x Q tile_m x D (O leaves through it) | kv_stages x K tile_n x D | kv_stages x V
-         --v-->
+         --k-->             smem: q_stages x Q tile_m x D (O leaves through it)
+         --v-->                   | kv_stages x K tile_n x D | kv_stages x V
 
     barrier   stages     arrives (count)        waits    true once it completes
     q.full    q_slots    load (1 + bytes)       wg i     warpgroup i's rows of Q are in smem
@@ -23,8 +23,8 @@ Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, a
 second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
 A CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are free; slot
-(tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile together with
-the first S of the next one, and stores O while that S is computed. With a single Q stage a CTA computes one tile.
+(tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile together
+with the first S of the next one, and stores O while that S is computed. With one Q stage a CTA computes one tile.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
@@ -55,8 +55,8 @@ padded row, and w elements are one row of it):
     q_len kv_len q_heads kv_heads batch    int32 each
 
 Grid (ctas, 1, 1), block (threads, 1, 1), no cluster. There are ceil(q_len / tile_m) * q_heads * batch tiles; with
-q_stages = 1 they must be as many as ctas, else ctas may be any number up to that. Where no query of a tile sees a key, the
-box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not read.
+q_stages = 1 they must be as many as ctas, else ctas may be any number up to that. Where no query of a tile sees a key,
+the box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not read.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class ForwardSm90:
         )
         warps = config.warpgroups * WARPGROUP_WARPS
         self.edges = (
-            Edge(name="q", stages=config.q_slots, tx_bytes=config.q_bytes, consumer_warps=1),
+            Edge(name="q", stages=config.q_slots, tx_bytes=config.q_bytes // config.warpgroups, consumer_warps=1),
             Edge(name="k", stages=config.kv_stages, tx_bytes=config.k_bytes, consumer_warps=warps),
             Edge(name="v", stages=config.kv_stages, tx_bytes=config.v_bytes, consumer_warps=warps),
         )
@@ -373,10 +373,10 @@ class ForwardSm90:
     def load(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, walk: Walk) -> None:
         """Waits: q.empty, k.empty, v.empty. Signals: q.full, k.full, v.full (TMA counts the bytes)."""
         if cutlass.const_expr(self.config.q_stages == 1):
-            self.load_tile(maps, smem, pipes, self.work(call, walk.index))
+            self.load_tile(maps, smem, pipes, self.work(call, walk.tile_index))
         else:
-            while walk.index < call.tiles:
-                pipes = self.load_tile(maps, smem, pipes, self.work(call, walk.index))
+            while walk.tile_index < call.tiles:
+                pipes = self.load_tile(maps, smem, pipes, self.work(call, walk.tile_index))
                 walk = walk.next(call.ctas)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
@@ -425,19 +425,19 @@ class ForwardSm90:
         pipes.q.advance(wg)  # to the warpgroup's first slot
         if wg == self.config.warpgroups - 1:
             self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
-        first = self.work(call, walk.index)
+        first = self.work(call, walk.tile_index)
         pipes = self.first_step(smem, fragments, pipes, call, first, wg)
         if cutlass.const_expr(self.config.q_stages == 1):
             pipes = self.middle_steps(fragments, pipes, call, first, wg)
             pipes = self.last_step(maps, lse, smem, fragments, pipes, call, first, wg)
         else:
             tile = first.tile
-            while walk.index < call.tiles:
+            while walk.tile_index < call.tiles:
                 work = self.visit(call, tile)
                 pipes = self.middle_steps(fragments, pipes, call, work, wg)
                 walk = walk.next(call.ctas)
-                if walk.index < call.tiles:
-                    pipes, tile = self.turn_over(maps, lse, smem, fragments, pipes, call, work, walk.index, wg)
+                if walk.tile_index < call.tiles:
+                    pipes, tile = self.turn_over(maps, lse, smem, fragments, pipes, call, work, walk.tile_index, wg)
                 else:
                     pipes = self.last_step(maps, lse, smem, fragments, pipes, call, work, wg)
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem, so the CTA may go
@@ -600,12 +600,15 @@ class ForwardSm90:
         self.issue_out(fragments, v.index)
         self.pass_turn(wg)
         warpgroup.wait_group(1)  # S(n) is in registers; O += P(n+1) V(n+1) may still run
-        k.release()
         rescale = self.weigh(fragments, call, view, n_block, right=right, left=left)
-        # O is complete up to block n+1, and nothing reads P any more. The assembler moves this wait up into the search
-        # for the maxima. Held back behind them, or behind the exponentials, it made d64, causal and short d128 2-9%
-        # slower (H200), long d128 2% faster: the exponentials then have less rescaling and packing beside them.
-        warpgroup.wait_group(0)
+        # The next wait belongs among the exponentials. The assembler may move it up, in front of them all, but not past
+        # the release of K, and a release that asks for a weight stays behind that weight. No weight is negative, NaN
+        # included. H200, beside a release right after S: d128 +4% at 2k, +5-6% from 8k on, causal +3-5%, d64 +2-8%;
+        # a release that asks for a late weight gained nothing.
+        negative = mma.rows_and_columns(fragments.scores)[0, 0] < 0.0
+        if negative == cutlass.Boolean(False):
+            k.release()
+        warpgroup.wait_group(0)  # O is complete up to block n+1, and nothing reads P any more
         v.release()
         mma.scale_rows(fragments.out, rescale)
         self.pack(fragments)
@@ -624,7 +627,7 @@ class ForwardSm90:
         following: Int32,
         wg: Int32,
     ) -> tuple[Consumers, QueryTile]:
-        """O += P V of a tile's last block beside S of the first block of tile `following`: ends one, starts the other."""
+        """O += P V of a tile's last block beside S of the first block of tile `following`: ends one, starts another."""
         done = pipes.q.current_handle()
         pipes.q.advance(self.config.warpgroups)
         q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
@@ -770,9 +773,7 @@ class ForwardSm90:
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
-    def store_lse(
-        self, lse: cute.Pointer, place: mask.Place, grid: Grid, tile: QueryTile, lses: list[Float32]
-    ) -> None:
+    def store_lse(self, lse: cute.Pointer, place: mask.Place, grid: Grid, tile: QueryTile, lses: list[Float32]) -> None:
         """One thread of the four that share a row writes it."""
         end_row = cutlass.min(grid.q_len, tile.end_row)
         if place.first_column == 0:

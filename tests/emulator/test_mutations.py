@@ -18,7 +18,8 @@ from .forward import forward
 from .mutations import KINDS, Mutant, mutants
 from .test_forward_sm90 import call_of, compiled
 
-# small tiles, so that one run is quick; five key blocks in a ring of two; every extent is another number
+# small tiles, so that one run is quick; three tiles a CTA, so that slots of Q are used again, and three key blocks a
+# tile in a ring of two; every extent is another number
 CONFIG = KernelConfig(
     arch="sm_90a",
     kernel="forward",
@@ -31,7 +32,7 @@ CONFIG = KernelConfig(
     q_stages=2,
     has_right=True,
 )
-CELL = Cell(batch=(1,), q=100, k=160, kv_heads=1, group=2, head_dim=64, dtype="bfloat16", causal=True)
+CELL = Cell(batch=(2,), q=100, k=96, kv_heads=1, group=3, head_dim=64, dtype="bfloat16", causal=True)
 MODES = [
     Options(completion="late", max_steps=300_000),
     Options(completion="early", max_steps=300_000),

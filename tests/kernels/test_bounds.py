@@ -99,8 +99,7 @@ def test_a_visit_stays_within_the_blocks_it_is_given(left, right, within):
     for q_len, kv_len in itertools.product((1, 5, 9), (0, 1, 8, 9)):
         seq = Sequence.aligned(q_len, kv_len, kv_len - q_len, left, right)
         for m_block in range(-(-q_len // 4)):
-            rows = m_block * 4, (m_block + 1) * 4
-            every, some = (blocks(bounds.visit_rows(*rows, seq, w)) for w in (None, within))
+            every, some = (blocks(bounds.visit(m_block, seq, w)) for w in (None, within))
             assert list(some) == [block for block in every if within[0] <= block < within[1]]
             assert all(every[block] <= some[block] for block in some if block != max(some))
 

@@ -80,8 +80,8 @@ def all_tiles(grid, longest_first=True, partial_first=True):
 def walk(cta, ctas, count):
     """Indices that one CTA visits."""
     place, indices = Walk.first(cta, ctas), []
-    while place.index < count:
-        indices.append(place.index)
+    while place.tile_index < count:
+        indices.append(place.tile_index)
         place = place.next(ctas)
     return indices
 
