@@ -118,7 +118,7 @@ def test_each_way_to_break_a_kernel_applies_to_ours():
         ("initialise an mbarrier twice", "mbarrier"),
         ("load a tile to 16 bytes further", "alignment"),
         ("load a tile twice", "in flight"),
-        ("drop the wait for bulk stores", "bulk group"),
+        ("drop the wait for bulk stores", "race"),
     ],
 )
 def test_errors_name_the_rule_that_is_broken(kind, check):
