@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from jax_fa4.configs.backward import BackwardConfig, Config
 from jax_fa4.configs.config import KernelConfig
+from jax_fa4.configs.decode import decode
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 __all__ = ["BACKWARD", "FORWARD", "all_configs", "backward", "forward"]
@@ -172,4 +173,5 @@ def all_configs() -> tuple[Config, ...]:
     ]
     forwards = [config for spec in specs if (config := forward(spec))]
     backwards = [kernel for spec in specs if (kernels := backward(spec)) for kernel in kernels.kernels]
-    return tuple(dict.fromkeys([*forwards, *backwards]))
+    decodes = [kernel for spec in specs if (few := decode(spec)) for kernel in few.kernels]
+    return tuple(dict.fromkeys([*forwards, *backwards, *decodes]))

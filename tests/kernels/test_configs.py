@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from jax_fa4.configs import KernelConfig, backward_config, forward_config, sm90
+from jax_fa4.configs import KernelConfig, all_configs, backward_config, decode_config, forward_config, sm90
 from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -200,3 +200,28 @@ def test_the_tile_that_is_not_full_comes_first_unless_segments_need_aligned_tile
     assert forward_config(spec(mask=causal), "sm_90a").partial_first
     assert not forward_config(spec(mask=segments), "sm_90a").partial_first
     assert not forward_config(spec(), "sm_90a").partial_first
+
+
+def test_what_is_built_ahead_has_every_kernel_of_a_call_without_options():
+    built = set(all_configs("sm_90a"))
+    for mask in (MaskSpec(), MaskSpec(has_right=True)):
+        spec = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, group=4, mask=mask)
+        few = decode_config(spec, "sm_90a")
+        assert few is not None
+        assert {forward_config(spec, "sm_90a"), *few.kernels} <= built
+
+
+@pytest.mark.parametrize(("head_dim", "kv_stages", "ctas_per_sm"), [(64, 3, 2), (96, 4, 2), (128, 3, 2), (256, 3, 1)])
+def test_decode_fills_shared_memory_with_stages(head_dim, kv_stages, ctas_per_sm):
+    config = decode_config(AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, group=1), "sm_90a")
+    assert config is not None
+    assert (config.kv_stages, config.ctas_per_sm) == (kv_stages, ctas_per_sm)
+
+
+@pytest.mark.parametrize(("page_size", "rows"), [(1, 1), (24, 8), (64, 64), (100, 4), (256, 64)])
+def test_a_copy_of_keys_stays_in_one_page(page_size, rows):
+    mask = MaskSpec(has_kv_lengths=True)
+    spec = AttentionSpec(dtype="float16", head_dim=128, head_dim_v=128, group=1, mask=mask, page_size=page_size)
+    config = decode_config(spec, "sm_90a")
+    assert config is not None
+    assert config.box_rows == rows
