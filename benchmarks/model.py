@@ -112,10 +112,15 @@ def instruction_clocks(shares: Iterable[Share], machine: Machine) -> dict[str, f
 
 
 def lean_loop(resources: Resources, warps: int, scores: int) -> Share:
-    """The loop that has exponentials and fewest instructions a step: no masks. Unrolling shows in its exponentials."""
+    """The loop of softmax with fewest instructions a step: no masks. Unrolling shows in its exponentials.
+
+    A few of the special function unit's results are something else, such as quotients of whole numbers.
+    """
     exponentials = scores / (warps * LANES)
     shares = [
-        Share(loop, warps, max(round(loop["MUFU"] / exponentials), 1)) for loop in resources.loops if loop["MUFU"]
+        Share(loop, warps, max(round(loop["MUFU"] / exponentials), 1))
+        for loop in resources.loops
+        if loop["MUFU"] >= exponentials / 2
     ]
     return min(shares, key=lambda share: share.loop.total() / share.steps)
 

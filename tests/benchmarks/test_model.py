@@ -65,8 +65,8 @@ def test_two_ctas_that_share_a_tile_both_compute_its_weights(model, h200):
 
 
 def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model, h200):
-    masked, unrolled = {"MUFU": 66, "ISETP": 300}, {"MUFU": 130, "FFMA": 70}
-    step = model.forward_step(forward_config(64), resources(masked, unrolled), h200)
+    loads, masked, unrolled = {"MUFU": 3, "IMAD": 9}, {"MUFU": 66, "ISETP": 300}, {"MUFU": 130, "FFMA": 70}
+    step = model.forward_step(forward_config(64), resources(loads, masked, unrolled), h200)
     assert step.issue == 200 / 2 * 8 / 4
 
 
