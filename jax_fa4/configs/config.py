@@ -88,8 +88,8 @@ class KernelConfig:
         if self.q_stages not in (1, 2):
             raise ValueError(f"q_stages must be 1 or 2, got {self.q_stages}")
         if self.smem_bytes > SMEM_LIMIT:
-            stages = f"kv_stages={self.kv_stages} and q_stages={self.q_stages}"
-            raise ValueError(f"{stages} need {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+            needs = " needs" if self.q_stages == 1 else f" and q_stages={self.q_stages} need"
+            raise ValueError(f"kv_stages={self.kv_stages}{needs} {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
 
     @property
     def name(self) -> str:
