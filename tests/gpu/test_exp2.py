@@ -45,7 +45,9 @@ PTX = b"""
 
 def exp2(x):
     """Of x [rows, ROW] float32."""
-    x_spec, out_spec = (BufferSpec(name=name, dtype="float32", shape=("rows", ROW)) for name in ("x", "out"))
+    x_spec, out_spec = (
+        BufferSpec(name=name, dtype="float32", shape=("rows", ROW), batched=False) for name in ("x", "out")
+    )
     launch = Launch(
         cubin=KEY, entry="exp2", grid=(dim(0, -2), 1, 1), block=ROW, params=(Pointer(buffer=0), Pointer(buffer=1))
     )
