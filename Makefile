@@ -22,13 +22,20 @@ endif
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint links clean
+.PHONY: demo test test-emulator test-rest lint links clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/train_char_lm.py
 
+# Two halves of about the same length, side by side; each prints when it ends.
 test: $(VENV)/.test
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(MAKE) --jobs=2 --output-sync=target --keep-going test-emulator test-rest
+
+test-emulator: $(VENV)/.test
+	$(BIN)/pytest $(PYTEST_ARGS) tests/emulator
+
+test-rest: $(VENV)/.test
+	$(BIN)/pytest $(PYTEST_ARGS) --ignore=tests/emulator
 
 lint: $(VENV)/.test links
 	$(BIN)/ruff check .
