@@ -4,8 +4,8 @@ import dataclasses
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32
 
+from .divide import divide, divide_with_rest
 from .seqlen import Index
 
 __all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
@@ -86,19 +86,19 @@ class TileOrder:
 
     def tile(self, index: Index, grid: Grid) -> QueryTile:
         """The tile at `index` of the order."""
-        group = _quotient(grid.q_heads, grid.kv_heads)
+        group = divide(grid.q_heads, grid.kv_heads)
         m_blocks = self._m_blocks(grid)
         if not self.longest_first:
-            head, m_block = _divmod(index, m_blocks)
+            head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
         section_heads = _section_heads(self.kv_bytes, grid)
         kv_heads = grid.kv_heads * grid.batch
-        section, rest = _divmod(index, section_heads * group * m_blocks)
+        section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, kv_heads - first_head) * group
-        block, head = _divmod(rest, heads_here)
-        upwards = (_quotient(kv_heads - 1, section_heads) - section) % 2
+        block, head = divide_with_rest(rest, heads_here)
+        upwards = (divide(kv_heads - 1, section_heads) - section) % 2
         m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
         return self._at(m_block, first_head * group + head, group, grid)
 
@@ -107,13 +107,13 @@ class TileOrder:
         first_row = m_block * self.tile_m
         end_row = first_row + self.tile_m
         if self.partial_first:
-            rows = _quotient(grid.q_len + (self.row_step - 1), self.row_step) * self.row_step
+            rows = divide(grid.q_len + (self.row_step - 1), self.row_step) * self.row_step
             end_row = rows - (self._m_blocks(grid) - 1 - m_block) * self.tile_m
             first_row = cutlass.max(end_row - self.tile_m, 0)
         return QueryTile(first_row, end_row, *_head(head, group, grid))
 
     def _m_blocks(self, grid: Grid) -> Index:
-        return _quotient(grid.q_len + (self.tile_m - 1), self.tile_m)
+        return divide(grid.q_len + (self.tile_m - 1), self.tile_m)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,17 +133,17 @@ class SingleTile:
 
     def tile(self, index: Index, grid: Grid) -> Tile:
         """The tile of CTA `index`."""
-        group = _quotient(grid.q_heads, grid.kv_heads)
-        m_blocks = _quotient(grid.q_len + (self.tile_m - 1), self.tile_m)
+        group = divide(grid.q_heads, grid.kv_heads)
+        m_blocks = divide(grid.q_len + (self.tile_m - 1), self.tile_m)
         if not self.longest_first:
-            head, m_block = _divmod(index, m_blocks)
+            head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
         section_heads = _section_heads(self.kv_bytes, grid)
-        section, rest = _divmod(index, section_heads * group * m_blocks)
+        section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
-        step, head = _divmod(rest, heads_here)
+        step, head = divide_with_rest(rest, heads_here)
         m_block = step if self.first_is_longest else m_blocks - 1 - step
         return self._at(m_block, first_head * group + head, group, grid)
 
@@ -154,24 +154,12 @@ class SingleTile:
 
 def _section_heads(kv_bytes: int, grid: Grid) -> Index:
     """KV heads whose K and V fit in L2 together."""
-    section_heads = cutlass.max(_quotient(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
+    section_heads = cutlass.max(divide(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
     return cutlass.min(section_heads, grid.kv_heads * grid.batch)
 
 
 def _head(head: Index, group: Index, grid: Grid) -> tuple[Index, Index, Index]:
     """(q_head, kv_head, batch) of query head `head`, counted over all batch entries."""
-    batch, q_head = _divmod(head, grid.q_heads)
-    kv_head = _quotient(head, group) - batch * grid.kv_heads  # not of q_head: the two divisions run side by side
+    batch, q_head = divide_with_rest(head, grid.q_heads)
+    kv_head = divide(head, group) - batch * grid.kv_heads  # not of q_head: the two divisions run side by side
     return q_head, kv_head, batch
-
-
-def _quotient(a: Index, b: Index) -> Index:
-    """a // b of numbers that are not negative: a kernel divides them unsigned, which is cheaper."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b
-    return Int32(Uint32(a) // Uint32(b))
-
-
-def _divmod(a: Index, b: Index) -> tuple[Index, Index]:
-    quotient = _quotient(a, b)
-    return quotient, a - quotient * b
