@@ -12,7 +12,7 @@ __all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "TmemMap", "kv_stag
 ARCHS = ("sm_100a", "sm_103a")
 WARP = 32
 THREADS = 512
-Q_TILES = 2  # of a CTA, computed in turn
+Q_TILES = 2  # of a CTA at most, computed in turn
 TILE_ROWS = 128  # queries of one, a lane of tensor memory each
 TILE_N = 128  # keys of a block
 WARPGROUP_WARPS = 4
@@ -56,11 +56,11 @@ class Barrier(NamedTuple):
 
 
 class TmemMap(NamedTuple):
-    """First columns, for each of the two Q tiles. Lane = row of the tile."""
+    """First columns, for each Q tile. Lane = row of the tile."""
 
-    scores: tuple[int, int]  # float32, TILE_N columns
-    weights: tuple[int, int]  # 16 bit, two a column, over the second half of the scores
-    out: tuple[int, int]  # float32, v_columns
+    scores: tuple[int, ...]  # float32, TILE_N columns
+    weights: tuple[int, ...]  # 16 bit, two a column, over the second half of the scores
+    out: tuple[int, ...]  # float32, v_columns
     end: int  # one past the last
 
 
@@ -88,8 +88,9 @@ class ForwardSm100Config(KernelConfig):
         self._check_call()
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
-        if (self.tile_m, self.tile_n) != (Q_TILES * TILE_ROWS, TILE_N):
-            raise ValueError(f"tiles must be {Q_TILES * TILE_ROWS} x {TILE_N}, got {self.tile_m} x {self.tile_n}")
+        if self.tile_m not in (TILE_ROWS, Q_TILES * TILE_ROWS) or self.tile_n != TILE_N:
+            wanted = f"{TILE_ROWS} or {Q_TILES * TILE_ROWS} x {TILE_N}"
+            raise ValueError(f"tiles must be {wanted}, got {self.tile_m} x {self.tile_n}")
         if self.kv_stages < 2:
             raise ValueError(f"kv_stages must be at least 2, one for K and one for V, got {self.kv_stages}")
         self._check_smem()
@@ -113,6 +114,11 @@ class ForwardSm100Config(KernelConfig):
         return TILE_ROWS
 
     @property
+    def q_tiles(self) -> int:
+        """Tiles of 128 queries that share the blocks of K and V: two, or one where a CTA has no more rows."""
+        return self.tile_m // TILE_ROWS
+
+    @property
     def threads(self) -> int:
         """Of a CTA."""
         return THREADS
@@ -125,7 +131,7 @@ class ForwardSm100Config(KernelConfig):
     @property
     def q_room(self) -> int:
         """Bytes for both Q tiles, and for O if it doesn't leave through them."""
-        return _q_room(self.columns, self.v_columns, is_persistent=self.is_persistent)
+        return _q_room(self.columns, self.v_columns, self.q_tiles, is_persistent=self.is_persistent)
 
     @property
     def out_offset(self) -> int:
@@ -144,7 +150,7 @@ class ForwardSm100Config(KernelConfig):
 
         Where three slots for the larger one don't fit, three that hold K V K in one round and V K V in the next may.
         """
-        others = self.q_room + _other_bytes(self.kv_stages, is_persistent=self.is_persistent)
+        others = self.q_room + _other_bytes(self.kv_stages, self.q_tiles, is_persistent=self.is_persistent)
         return _is_uneven(others, self.k_bytes, self.v_bytes, self.kv_stages)
 
     @property
@@ -165,27 +171,31 @@ class ForwardSm100Config(KernelConfig):
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return self.q_room + self.kv_bytes + _other_bytes(self.kv_stages, is_persistent=self.is_persistent)
+        return (
+            self.q_room + self.kv_bytes + _other_bytes(self.kv_stages, self.q_tiles, is_persistent=self.is_persistent)
+        )
 
     @property
     def tmem(self) -> TmemMap:
         """The column map: S0 S1 O0 O1, P over the second half of its S."""
-        out = Q_TILES * TILE_N
+        tiles = range(self.q_tiles)
+        scores = tuple(i * TILE_N for i in tiles)
+        first, out = self.q_tiles * TILE_N, self.v_columns
         return TmemMap(
-            scores=(0, TILE_N),
-            weights=(TILE_N // 2, TILE_N + TILE_N // 2),
-            out=(out, out + self.v_columns),
-            end=out + Q_TILES * self.v_columns,
+            scores=scores,
+            weights=tuple(column + TILE_N // 2 for column in scores),
+            out=tuple(first + i * out for i in tiles),
+            end=first + self.q_tiles * out,
         )
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
         """Every mbarrier, in the order of shared memory."""
-        return _barriers(self.kv_stages, is_persistent=self.is_persistent)
+        return _barriers(self.kv_stages, self.q_tiles, is_persistent=self.is_persistent)
 
 
-def _barriers(kv_stages: int, *, is_persistent: bool) -> tuple[Barrier, ...]:
-    tiles, stages = Q_TILES, kv_stages
+def _barriers(kv_stages: int, q_tiles: int, *, is_persistent: bool) -> tuple[Barrier, ...]:
+    tiles, stages = q_tiles, kv_stages
     both = f"softmax and correction (1 a warp, {2 * WARPGROUP_WARPS})"
     table = (
         Barrier("q.full", tiles, 1, "load (1 + bytes)", "mma", "the Q tile is in smem"),
@@ -212,15 +222,17 @@ def _ring_bytes(k_bytes: int, v_bytes: int, kv_stages: int, *, uneven: bool) -> 
     return 2 * k_bytes + v_bytes if uneven else kv_stages * max(k_bytes, v_bytes)
 
 
-def _q_room(columns: int, v_columns: int, *, is_persistent: bool) -> int:
+def _q_room(columns: int, v_columns: int, q_tiles: int, *, is_persistent: bool) -> int:
     width = columns + v_columns if is_persistent else max(columns, v_columns)
-    return Q_TILES * TILE_ROWS * width * 2
+    return q_tiles * TILE_ROWS * width * 2
 
 
-def _other_bytes(kv_stages: int, *, is_persistent: bool) -> int:
+def _other_bytes(kv_stages: int, q_tiles: int, *, is_persistent: bool) -> int:
     """Statistics, barriers and the address of tensor memory."""
-    barriers = sum(barrier.number for barrier in _barriers(kv_stages, is_persistent=is_persistent)) * MBARRIER_BYTES
-    return STATISTICS * Q_TILES * TILE_ROWS * 4 + barriers + TMEM_ADDRESS_BYTES
+    barriers = (
+        sum(barrier.number for barrier in _barriers(kv_stages, q_tiles, is_persistent=is_persistent)) * MBARRIER_BYTES
+    )
+    return STATISTICS * q_tiles * TILE_ROWS * 4 + barriers + TMEM_ADDRESS_BYTES
 
 
 def _is_uneven(other_bytes: int, k_bytes: int, v_bytes: int, kv_stages: int) -> bool:
@@ -228,13 +240,13 @@ def _is_uneven(other_bytes: int, k_bytes: int, v_bytes: int, kv_stages: int) -> 
     return kv_stages == UNEVEN_KV_STAGES and k_bytes > v_bytes and even > SMEM_LIMIT
 
 
-def kv_stages_that_fit(columns: int, v_columns: int, *, is_persistent: bool = False) -> int:
-    """Slots for K and V beside two tiles of Q, for padded head dims of 16-bit elements; 0 or 1 are too few."""
-    q_room = _q_room(columns, v_columns, is_persistent=is_persistent)
+def kv_stages_that_fit(columns: int, v_columns: int, *, q_tiles: int = Q_TILES, is_persistent: bool = False) -> int:
+    """Slots for K and V beside the tiles of Q, for padded head dims of 16-bit elements; 0 or 1 are too few."""
+    q_room = _q_room(columns, v_columns, q_tiles, is_persistent=is_persistent)
     k_bytes, v_bytes = (TILE_N * n * 2 for n in (columns, v_columns))
 
     def fits(kv_stages: int) -> bool:
-        others = q_room + _other_bytes(kv_stages, is_persistent=is_persistent)
+        others = q_room + _other_bytes(kv_stages, q_tiles, is_persistent=is_persistent)
         uneven = _is_uneven(others, k_bytes, v_bytes, kv_stages)
         return others + _ring_bytes(k_bytes, v_bytes, kv_stages, uneven=uneven) <= SMEM_LIMIT
 

@@ -168,7 +168,7 @@ def _anatomy(config: ForwardSm100Config) -> str:
         warps = str(first) if number == 1 else f"{first}-{first + number - 1}"
         roles.append([name, warps, str(registers.get(name, config.other_registers))])
     tmem = config.tmem
-    columns = [["tensor memory", "tile 0", "tile 1"]]
+    columns = [["tensor memory", *(f"tile {i}" for i in range(config.q_tiles))]]
     for name, starts, width in (
         ("S", tmem.scores, config.tile_n),
         ("P", tmem.weights, config.tile_n // 2),

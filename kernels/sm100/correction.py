@@ -24,7 +24,7 @@ COLUMNS = 16  # of O that a thread has in registers at a time
 
 
 class Correction:
-    """Rows of both Q tiles."""
+    """Rows of all Q tiles."""
 
     def __init__(self, config: ForwardSm100Config, dtype: type[Numeric]) -> None:
         self.config, self.dtype = config, dtype
@@ -41,20 +41,20 @@ class Correction:
         if visit.num_n_blocks > 0:
             if cutlass.const_expr(self.config.has_kv_lengths):
                 self.clear_padding(smem, barriers, work)
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(self.config.q_tiles):
                 arrive(barriers.p_full + i)  # the first product overwrites O
             for _ in cutlass.range(1, visit.num_n_blocks, unroll=1):
-                for i in cutlass.range_constexpr(2):
+                for i in cutlass.range_constexpr(self.config.q_tiles):
                     wait(barriers.stats + i, step & 1)  # and so softmax has seen O complete up to the last block
                     self.rescale(lanes + self.config.tmem.out[i], smem.factors[thread, i])
                     arrive(barriers.p_full + i)
                 step = step + 1
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(self.config.q_tiles):
                 wait(barriers.total + i, work.round & 1)
                 wait(barriers.o_full + i, work.round & 1)  # O is complete, and no product reads Q any more
                 self.finish(smem, barriers, work, lanes, thread, i, False)
         else:
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(self.config.q_tiles):
                 self.finish(smem, barriers, work, lanes, thread, i, True)
         return step
 

@@ -27,15 +27,15 @@ class Epilogue:
     def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, tiles: Int32) -> Int32:
         """Waits: out.full. Signals: out.empty. Rows beyond q_len are not written. Returns tiles + 1."""
         config, tile = self.config, work.tile
-        for i in cutlass.range_constexpr(config.tile_m // config.map_rows):
+        for i in cutlass.range_constexpr(config.q_tiles):
             wait(barriers.out_full + i, work.round & 1)
             corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
             block = (config.map_rows, config.v_columns)
             source, destination = partition(maps.out, block, corner, smem.out[None, None, i])
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
-        for i in cutlass.range_constexpr(config.tile_m // config.map_rows):
-            newer = config.tile_m // config.map_rows - 1 - i
+        for i in cutlass.range_constexpr(config.q_tiles):
+            newer = config.q_tiles - 1 - i
             cute.arch.cp_async_bulk_wait_group(
                 newer, read=True
             )  # that copy has left smem: the CTA may go behind the last

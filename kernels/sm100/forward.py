@@ -131,7 +131,8 @@ class ForwardSm100:
             self.each_tile(inputs, grid, self.softmax_of(0, lse, smem, barriers, tmem), Int32(0))
         elif warp < CORRECTION_WARP:
             cute.arch.setmaxregister_increase(config.softmax_registers)
-            self.each_tile(inputs, grid, self.softmax_of(1, lse, smem, barriers, tmem), Int32(0))
+            if cutlass.const_expr(config.q_tiles == 2):
+                self.each_tile(inputs, grid, self.softmax_of(1, lse, smem, barriers, tmem), Int32(0))
         elif warp < MMA_WARP:
             cute.arch.setmaxregister_decrease(config.correction_registers)
             self.each_tile(

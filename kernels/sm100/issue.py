@@ -72,7 +72,7 @@ class Issue:
         """S of both tiles with the first block. P of an earlier tile has been read: its P V was issued before."""
         keys = state.slot
         wait(barriers.kv_full + keys.index, keys.phase)
-        for i in cutlass.range_constexpr(2):
+        for i in cutlass.range_constexpr(self.config.q_tiles):
             wait(barriers.q_full + i, work.round & 1)
             self.issue_scores(smem, tmem, instruction, keys, i)
             commit(barriers.s_full + i)
@@ -86,9 +86,9 @@ class Issue:
         keys = values.next(self.config.kv_stages)
         wait(barriers.kv_full + values.index, values.phase)
         wait(barriers.kv_full + keys.index, keys.phase)
-        for i in cutlass.range_constexpr(2):
+        for i in cutlass.range_constexpr(self.config.q_tiles):
             self.issue_out(smem, barriers, tmem, values, state.step, i, accumulate=Boolean(n > 1))
-            if cutlass.const_expr(i == 1):
+            if cutlass.const_expr(i == self.config.q_tiles - 1):
                 commit(barriers.kv_empty + values.index)
             # no wait for S to be free: softmax has read it before p.last, and P V above reads P before S overwrites it
             self.issue_scores(smem, tmem, instruction, keys, i)
@@ -101,12 +101,12 @@ class Issue:
         """O += P V of the last block."""
         values = state.slot
         if cutlass.const_expr(self.config.is_persistent):
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(self.config.q_tiles):
                 commit(barriers.q_empty + i)  # the tile's last S is issued
         wait(barriers.kv_full + values.index, values.phase)
-        for i in cutlass.range_constexpr(2):
+        for i in cutlass.range_constexpr(self.config.q_tiles):
             self.issue_out(smem, barriers, tmem, values, state.step, i, accumulate=Boolean(num_n_blocks > 1))
-            if cutlass.const_expr(i == 1 and self.config.is_persistent):
+            if cutlass.const_expr(i == self.config.q_tiles - 1 and self.config.is_persistent):
                 commit(barriers.kv_empty + values.index)  # before o.full: the CTA ends behind it
             commit(barriers.o_full + i)
         return State(values.next(self.config.kv_stages), state.step + 1)

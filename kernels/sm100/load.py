@@ -30,7 +30,8 @@ class Load:
         if visit.num_n_blocks > 0:
             self.queries(maps, smem, barriers, work, 0)
             slot = self.keys(maps, smem, barriers, work, visit.first, slot)
-            self.queries(maps, smem, barriers, work, 1)
+            if cutlass.const_expr(self.config.q_tiles == 2):
+                self.queries(maps, smem, barriers, work, 1)
             slot = self.values(maps, smem, barriers, work, visit.first, slot)
             for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
                 slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
@@ -45,7 +46,7 @@ class Load:
         if cutlass.const_expr(config.is_persistent):
             wait(barriers.q_empty + i, (work.round & 1) ^ 1)  # the first round finds it empty
         full = barriers.q_full + i
-        _expect(full, config.q_bytes // (config.tile_m // config.map_rows))
+        _expect(full, config.q_bytes // config.q_tiles)
         corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
         _fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
 

@@ -47,12 +47,12 @@ class Maps(NamedTuple):
 class Smem(NamedTuple):
     """Tiles and statistics in shared memory."""
 
-    q: cute.Tensor  # (128, D, 2)
+    q: cute.Tensor  # (128, D, q_tiles)
     k: cute.Tensor  # (128, D), where the ring of K and V begins
     v: cute.Tensor  # (128, E), the same place
-    out: cute.Tensor  # (128, E, 2), the bytes of q unless a CTA computes several tiles
-    factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block at hand
-    totals: cute.Tensor  # (128, 2) float32: the factors that normalise O
+    out: cute.Tensor  # (128, E, q_tiles), the bytes of q unless a CTA computes several tiles
+    factors: cute.Tensor  # (128, q_tiles) float32: for earlier output, of the block at hand
+    totals: cute.Tensor  # (128, q_tiles) float32: the factors that normalise O
     tmem_address: cute.Pointer  # where the allocation puts the address of column 0
 
 
@@ -132,9 +132,9 @@ def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
         return cute.make_tensor(cute.recast_ptr(start, one.inner, dtype), every)
 
     def statistics() -> cute.Tensor:
-        return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, config.tile_m // config.map_rows)), 4)
+        return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, config.q_tiles)), 4)
 
-    q_tiles = config.tile_m // config.map_rows
+    q_tiles = config.q_tiles
     if config.is_persistent:
         q_step, out_step = config.q_bytes // q_tiles, (config.q_room - config.q_bytes) // q_tiles
     else:

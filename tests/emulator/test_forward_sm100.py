@@ -136,6 +136,16 @@ def test_a_cta_may_compute_tile_after_tile(k, ctas, mode):
     assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)
 
 
+def test_a_cta_may_own_one_tile_of_queries():
+    single = cell(q=150, k=300, causal=True)
+    x = testing.random(single)
+    config = forward_config(spec_of(single, x), "sm_100a")
+    stages = kv_stages_that_fit(config.columns, config.v_columns, q_tiles=1)
+    config = dataclasses.replace(config, tile_m=128, kv_stages=stages)
+    out, lse, _ = forward(compiled(config), config, call_of(single, x, config), MODES["random"])
+    assert_exact(x, out.view(testing.np_dtype(single.dtype)), lse, single.dtype, EXP2_ERROR)
+
+
 LENGTHS = (1, 7, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
 FEATURES = [
     {},

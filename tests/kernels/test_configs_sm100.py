@@ -24,7 +24,7 @@ def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> Forwar
         ({"arch": "sm_90a"}, "arch must be sm_100a or sm_103a, got sm_90a"),
         ({"head_dim": 200}, "head_dim must be at most 192, got 200"),
         ({"head_dim_v": 136, "kv_stages": 2}, "head_dim_v=136 needs 544 columns, 512 exist"),
-        ({"tile_m": 128}, "tiles must be 256 x 128, got 128 x 128"),
+        ({"tile_m": 64}, "tiles must be 128 or 256 x 128, got 64 x 128"),
         ({"kv_stages": 1}, "kv_stages must be at least 2, one for K and one for V, got 1"),
         ({"kv_stages": 6}, "kv_stages=6 needs 264432 bytes of smem, 232448 exist"),
         ({"softmax_registers": 190}, r"registers must be multiples of 8, got \[190, 80, 48\]"),
