@@ -108,8 +108,9 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
 
+    from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.forward import ForwardSm90, Inputs
+    from .sm90.forward import ForwardSm90
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -195,16 +196,19 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
 def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
     import cutlass.cute as cute
 
-    from .sm90.decode import DecodeSm90, Extents, Inputs, Pages
+    from .core.inputs import Inputs
+    from .sm90.decode import Arrays, DecodeSm90, Extents, Pages
 
     kernel = DecodeSm90(config)
     DecodeSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     k, v = _array(config, config.head_dim), _array(config, config.head_dim_v)
     pointers = _pointers(config)
-    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
+    arrays, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Arrays, Inputs))
     extents = Extents(**_scalars(config, Extents._fields))
     pages = Pages(**_scalars(config, Pages._fields)) if config.page_size is not None else None
-    return cute.compile(kernel.launch, k, v, inputs, extents, pages, options=options).artifacts
+    return cute.compile(
+        kernel.launch, k, v, arrays, inputs, pointers.get("page_table"), extents, pages, options=options
+    ).artifacts
 
 
 def _compile_combine_sm90(config: CombineConfig, options: str) -> Any:

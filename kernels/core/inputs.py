@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -12,13 +12,53 @@ from . import dense, softcap
 from . import mask as masks
 from .dense import Dense
 from .mask import Place
-from .scheduler import Grid, Tile
-from .seqlen import Sequence
+from .scheduler import Grid
+from .seqlen import Index, Sequence
 from .softmax import scale_log2
 
-__all__ = ["Features", "Inputs", "Logits", "key_blocks", "logits", "prepare", "read", "sequence"]
+__all__ = [
+    "BOTH_SIGNS",
+    "Features",
+    "Inputs",
+    "Logits",
+    "Window",
+    "key_blocks",
+    "logits",
+    "prepare",
+    "read",
+    "sequence",
+    "window",
+]
 
+BOTH_SIGNS = -0x7FFF8000  # 0x80008000: the sign bits of two 16-bit floats, where Q changes its own
 DIAGONAL_LIMIT = 1 << 30  # offsets are cut to it, so that no sum with lengths wraps
+
+
+class Lengths(Protocol):
+    """What of a call's extents its sequences depend on."""
+
+    @property
+    def q_len(self) -> Index: ...
+    @property
+    def kv_len(self) -> Index: ...
+    @property
+    def kv_heads(self) -> Index: ...
+
+
+class KvHead(Protocol):
+    """What of a tile its sequence depends on."""
+
+    @property
+    def kv_head(self) -> Index: ...
+    @property
+    def batch(self) -> Index: ...
+
+
+class QueryHead(KvHead, Protocol):
+    """What of a tile its bias and its mask depend on."""
+
+    @property
+    def q_head(self) -> Index: ...
 
 
 class Inputs(NamedTuple):
@@ -50,29 +90,51 @@ class Logits(NamedTuple):
     negative: Boolean | None  # neither cap nor bias: Q has to change its sign before
 
 
+class Window(NamedTuple):
+    """How far a query sees; None: compiled without that edge."""
+
+    left: Int32 | None
+    right: Int32 | None
+
+
 class Features(NamedTuple):
     """What a thread knows of a call's extras for its rows; None: compiled without."""
 
-    q_ids: tuple[Int32, ...] | None  # segment ids of its rows
-    kv_ids: cute.Pointer | None  # of all keys
-    mask: dense.Rows | None
-    bias: dense.Rows | None
+    q_ids: tuple[Int32, ...] | None = None  # segment ids of its rows
+    kv_ids: cute.Pointer | None = None  # of all keys
+    mask: dense.Rows | None = None
+    bias: dense.Rows | None = None
 
     @classmethod
-    def of(cls, inputs: Inputs, grid: Grid, tile: Tile, place: Place) -> Features:
-        """Those of the calling thread, whose scores lie at `place`."""
+    def of(
+        cls, inputs: Inputs, grid: Grid, tile: QueryHead, place: Place, without_keys: cute.Pointer | None = None
+    ) -> Features:
+        """Those of the calling thread, whose scores lie at `place`.
+
+        A kernel that weighs a block even where there are no keys gives another address, `without_keys`, that is read
+        then: what comes from there is hidden.
+        """
         q_ids = kv_ids = None
+        kv_len = grid.kv_len if without_keys is None else cutlass.max(grid.kv_len, 1)
+
+        def readable(pointer: cute.Pointer) -> cute.Pointer:
+            if without_keys is None:
+                return pointer
+            address = cutlass.select_(grid.kv_len > 0, pointer.toint(), without_keys.toint())
+            return cute.make_ptr(pointer.dtype, address, pointer.memspace, assumed_align=pointer.alignment)
+
         if inputs.q_segment_ids is not None:
             entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
             ids = inputs.q_segment_ids + entry * grid.q_len
             q_ids = tuple(read(ids + cutlass.min(row, grid.q_len - 1)) for row in place.rows)
-            kv_ids = inputs.kv_segment_ids + entry * grid.kv_len
+            kv_ids = readable(inputs.kv_segment_ids + entry * grid.kv_len)
 
         def rows_of(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> dense.Rows | None:
             if pointer is None or steps is None:
                 return None
             array = Dense(pointer, *steps)
-            return dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, grid.kv_len)
+            rows = dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, kv_len)
+            return rows._replace(pointers=tuple(readable(row) for row in rows.pointers))
 
         return cls(q_ids, kv_ids, rows_of(inputs.mask, inputs.mask_strides), rows_of(inputs.bias, inputs.bias_strides))
 
@@ -96,10 +158,15 @@ def logits(inputs: Inputs) -> Logits:
     return Logits(capped, biased, scale_log2(scale), negative)
 
 
-def sequence(inputs: Inputs, grid: Grid, tile: Tile) -> Sequence:
+def window(inputs: Inputs) -> Window:
+    """The window of the call."""
+    left = read(inputs.window_left) if inputs.window_left is not None else None
+    right = read(inputs.window_right) if inputs.window_right is not None else None
+    return Window(left, right)
+
+
+def sequence(inputs: Inputs, grid: Lengths, tile: KvHead, window: Window) -> Sequence:
     """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
-    window_left = read(inputs.window_left) if inputs.window_left is not None else None
-    window_right = read(inputs.window_right) if inputs.window_right is not None else None
     entry = tile.batch * grid.kv_heads + tile.kv_head
     q_len, kv_len = grid.q_len, grid.kv_len
     if inputs.q_lengths is not None:
@@ -110,16 +177,16 @@ def sequence(inputs: Inputs, grid: Grid, tile: Tile) -> Sequence:
     if inputs.q_offset is not None:
         offset = read(inputs.q_offset + entry)
         diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
-    return Sequence.aligned(q_len, kv_len, diagonal, window_left, window_right)
+    return Sequence.aligned(q_len, kv_len, diagonal, window.left, window.right)
 
 
-def key_blocks(inputs: Inputs, grid: Grid, tile: Tile, tile_m: int) -> tuple[Int32, Int32] | None:
-    """The key blocks [begin, end) that hold a segment of the tile; None without segments."""
+def key_blocks(inputs: Inputs, grid: Grid, tile: KvHead, m_block: Int32, tile_m: int) -> tuple[Int32, Int32] | None:
+    """The key blocks [begin, end) that hold a segment of the tile, block `m_block` of rows; None without segments."""
     if inputs.key_blocks is None:
         return None
     q_tiles = (grid.q_len + (tile_m - 1)) // tile_m
     entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
-    element = (entry * q_tiles + tile.m_block) * 2
+    element = (entry * q_tiles + m_block) * 2
     return read(inputs.key_blocks + element), read(inputs.key_blocks + (element + 1))
 
 
@@ -134,7 +201,7 @@ def prepare(
     *,
     right: bool,
     left: bool,
-    ragged: bool,
+    ragged: bool = False,
 ) -> None:
     """Cap, bias and masks: scores [rows, columns] of the key block that starts at `start` become logits.
 

@@ -180,8 +180,8 @@ class ForwardSm100:
     def work(self, inputs: Inputs, grid: Grid, index: Int32, round: Int32) -> Work:
         """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness."""
         tile = self.scheduler.tile(index, grid)
-        seq = calls.sequence(inputs, grid, tile)
-        within = calls.key_blocks(inputs, grid, tile, self.config.tile_m)
+        seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
+        within = calls.key_blocks(inputs, grid, tile, tile.m_block, self.config.tile_m)
         visit = self.bounds.visit(tile.m_block, seq, within)
         return Work(grid, tile, seq, visit, calls.logits(inputs), inputs, round)
 

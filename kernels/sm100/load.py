@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..sm90.tma import Corner, partition
+from ..core.tma import Corner, partition
 from .shared import Barriers, Maps, Slot, Smem, Work, in_slot, wait
 
 if TYPE_CHECKING:

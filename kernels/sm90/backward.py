@@ -68,12 +68,12 @@ from ..core import dense, mask, ptx, softcap
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.dense import Dense
-from ..core.inputs import Inputs, key_blocks, read, sequence
+from ..core.inputs import Inputs, key_blocks, read, sequence, window
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
+from ..core.tma import Corner, fetch, partition
 from . import mma
-from .tma import Corner, fetch, partition
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig
@@ -283,8 +283,9 @@ class BackwardSm90:
         index, parts = cute.arch.block_idx()[0], self.config.parts
         tile = self.scheduler.tile(index if parts == 1 else index // parts, transposed)
         part = 0 if parts == 1 else index % parts
-        seq = sequence(inputs, grid, tile).transposed()
-        visit = self.bounds.visit(tile.m_block, seq, key_blocks(inputs, transposed, tile, self.config.tile_n))
+        seq = sequence(inputs, grid, tile, window(inputs)).transposed()
+        within = key_blocks(inputs, transposed, tile, tile.m_block, self.config.tile_n)
+        visit = self.bounds.visit(tile.m_block, seq, within)
         work = Work(grid, tile, part, seq, visit, group, logits)
         smem = self.allocate()
         ends = make_pipelines(self.edges)

@@ -49,46 +49,38 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
-from ..core import mask, ptx, softcap
+from ..core import inputs as calls
+from ..core import mask
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.divide import divide, divide_with_rest
+from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits
 from ..core.seqlen import Sequence
-from ..core.softmax import Softmax, scale_log2
+from ..core.softmax import Softmax
+from ..core.tma import Corner, fetch
 from . import mma
-from .tma import Corner, fetch
 
 if TYPE_CHECKING:
     from jax_fa4.configs import DecodeConfig
 
-__all__ = ["DecodeSm90", "Extents", "Inputs", "Pages"]
+__all__ = ["Arrays", "DecodeSm90", "Extents", "Pages"]
 
 WARPGROUP = 128
 WARPGROUP_WARPS = 4
 ROWS = 64  # of a tile
 LOAD_WARP = 4  # behind the consumer warpgroup
 MAX_SPLITS = 128
-DIAGONAL_LIMIT = 1 << 30  # offsets are cut to it, so that no sum with lengths wraps
-BOTH_SIGNS = -0x7FFF8000  # 0x80008000: the sign bits of two 16-bit floats
 VECTOR = 8  # 16-bit elements in 16 bytes
 WORDS = 4  # 32-bit words in 16 bytes
 MAX_UNROLLED_BOXES = 4
 
 
-class Inputs(NamedTuple):
-    """Addresses; None: compiled without."""
+class Arrays(NamedTuple):
+    """Addresses of queries and partial results."""
 
     q: cute.Pointer
     partial_out: cute.Pointer
     partial_lse: cute.Pointer
-    softmax_scale: cute.Pointer
-    window_left: cute.Pointer | None
-    window_right: cute.Pointer | None
-    softcap: cute.Pointer | None
-    q_offset: cute.Pointer | None
-    q_lengths: cute.Pointer | None
-    kv_lengths: cute.Pointer | None
-    page_table: cute.Pointer | None
 
 
 class Extents(NamedTuple):
@@ -113,14 +105,6 @@ class Pages(NamedTuple):
     page_table_head_stride: Int64
     page_slots: Int32
     num_pages: Int32
-
-
-class Logits(NamedTuple):
-    """How scores become logits."""
-
-    capped: Float32 | None  # softcap: s becomes tanh(capped * s); None: compiled without
-    scale_log2: Float32  # then softmax multiplies by it
-    flipped: Int32  # signs of Q to flip, two a word: softmax takes maxima before it scales
 
 
 class Tile(NamedTuple):
@@ -197,7 +181,16 @@ class DecodeSm90:
         )
 
     @cute.jit
-    def launch(self, k: cute.Tensor, v: cute.Tensor, inputs: Inputs, extents: Extents, pages: Pages | None) -> None:
+    def launch(
+        self,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        arrays: Arrays,
+        inputs: Inputs,
+        page_table: cute.Pointer | None,
+        extents: Extents,
+        pages: Pages | None,
+    ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         load = cpasync.CopyBulkTensorTileG2SOp()
@@ -205,7 +198,7 @@ class DecodeSm90:
             cpasync.make_tiled_tma_atom(load, a, self.box_layout(columns), (config.box_rows, columns))[0]
             for a, columns in ((k, config.columns), (v, config.v_columns))
         )
-        self.kernel(k_map, v_map, inputs, extents, pages).launch(
+        self.kernel(k_map, v_map, arrays, inputs, page_table, extents, pages).launch(
             grid=(extents.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -222,7 +215,14 @@ class DecodeSm90:
 
     @cute.kernel
     def kernel(
-        self, k_map: cute.CopyAtom, v_map: cute.CopyAtom, inputs: Inputs, extents: Extents, pages: Pages | None
+        self,
+        k_map: cute.CopyAtom,
+        v_map: cute.CopyAtom,
+        arrays: Arrays,
+        inputs: Inputs,
+        page_table: cute.Pointer | None,
+        extents: Extents,
+        pages: Pages | None,
     ) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
@@ -231,14 +231,14 @@ class DecodeSm90:
         cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        work = self.work(inputs, extents, pages)
+        work = self.work(inputs, page_table, extents, pages)
         if warp_index == LOAD_WARP:
             self.load(k_map, v_map, smem, Producers(*(ends[name][0] for name in Producers._fields)), work, pages)
         else:
             consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
-            self.consume(smem, consumers, work, inputs, extents)
+            self.consume(smem, consumers, work, arrays, extents)
 
-    def work(self, inputs: Inputs, extents: Extents, pages: Pages | None) -> Work:
+    def work(self, inputs: Inputs, page_table: cute.Pointer | None, extents: Extents, pages: Pages | None) -> Work:
         """What the CTA does: both roles ask this one function, so that they can't disagree on emptiness."""
         config = self.config
         group = divide(extents.q_heads, extents.kv_heads)
@@ -254,14 +254,14 @@ class DecodeSm90:
         place = (m_block, first_query, tile_queries, num_rows, group, kv_head, batch)
         tile = Tile(*place, first_split, end_split)
 
-        seq = self.sequence(inputs, extents, tile)
+        seq = calls.sequence(inputs, extents, tile, calls.window(inputs))
         whole = self.bounds(tile).visit(m_block, seq)
         least = divide(extents.min_split_keys, config.tile_n)
         blocks = cutlass.max(divide(whole.num_n_blocks + (MAX_SPLITS - 1), MAX_SPLITS), least)
         table = None
-        if inputs.page_table is not None and pages is not None:
-            table = inputs.page_table + (kv_head * pages.page_table_head_stride + Int64(batch) * pages.page_slots)
-        return Work(tile, seq, whole.first + 1 - whole.num_n_blocks, blocks, self.logits(inputs), table)
+        if page_table is not None and pages is not None:
+            table = page_table + (kv_head * pages.page_table_head_stride + Int64(batch) * pages.page_slots)
+        return Work(tile, seq, whole.first + 1 - whole.num_n_blocks, blocks, calls.logits(inputs), table)
 
     def bounds(self, tile: Tile) -> Bounds:
         """Those of tiles of so many queries."""
@@ -278,31 +278,6 @@ class DecodeSm90:
         """The blocks of a split."""
         begin = work.first_block + split * work.split_blocks
         return self.bounds(work.tile).visit(work.tile.m_block, work.seq, (begin, begin + work.split_blocks))
-
-    def sequence(self, inputs: Inputs, extents: Extents, tile: Tile) -> Sequence:
-        """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
-        entry = tile.batch * extents.kv_heads + tile.kv_head
-        q_len, kv_len = extents.q_len, extents.kv_len
-        if inputs.q_lengths is not None:
-            q_len = cutlass.max(cutlass.min(_read(inputs.q_lengths + entry), q_len), 0)
-        if inputs.kv_lengths is not None:
-            kv_len = cutlass.max(cutlass.min(_read(inputs.kv_lengths + entry), kv_len), 0)
-        diagonal = kv_len - q_len
-        if inputs.q_offset is not None:
-            offset = _read(inputs.q_offset + entry)
-            diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
-        left = _read(inputs.window_left) if inputs.window_left is not None else None
-        right = _read(inputs.window_right) if inputs.window_right is not None else None
-        return Sequence.aligned(q_len, kv_len, diagonal, left, right)
-
-    def logits(self, inputs: Inputs) -> Logits:
-        """Cap and scale of the call, as the steps from a score to a weight use them."""
-        scale = _read(inputs.softmax_scale)
-        if inputs.softcap is not None:
-            cap = _read(inputs.softcap)
-            return Logits(scale / cap, scale_log2(cap), Int32(0))
-        flipped = Int32(cutlass.select_(scale < 0.0, Int32(BOTH_SIGNS), Int32(0)))
-        return Logits(None, scale_log2(scale), flipped)
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
@@ -372,17 +347,17 @@ class DecodeSm90:
         for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
             key = first_key + box * rows
             page_slot = divide(key, page_size)
-            page = _read(work.table + cutlass.min(page_slot, pages.page_slots - 1))
+            page = calls.read(work.table + cutlass.min(page_slot, pages.page_slots - 1))
             page = cutlass.max(cutlass.min(page, pages.num_pages - 1), 0)
             corner = Corner(key - page_slot * page_size, work.tile.kv_head, page)
             fetch(atom, (rows, columns), corner, cute.local_tile(target, (rows, columns), (box, 0)), slot)
 
     @cute.jit
-    def consume(self, smem: Smem, pipes: Consumers, work: Work, inputs: Inputs, extents: Extents) -> None:
+    def consume(self, smem: Smem, pipes: Consumers, work: Work, arrays: Arrays, extents: Extents) -> None:
         """Waits: k.full, v.full, store, clear. Signals: k.empty, v.empty, store, clear."""
         fragments, tile = self.fragments(smem, work), work.tile
         if self.visit(work, tile.first_split).num_n_blocks > 0:
-            self.load_queries(smem, work, inputs, extents)
+            self.load_queries(smem, work, arrays, extents)
         for split in cutlass.range(tile.first_split, tile.end_split, unroll=1):
             fragments.softmax.restart()
             visit = self.visit(work, split)
@@ -391,7 +366,7 @@ class DecodeSm90:
                 for span in visit.spans:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         pipes = self.step(fragments, smem, pipes, work, extents, span.first - i, span=span)
-            self.finish(fragments, work, inputs, extents, split, visit.num_n_blocks)
+            self.finish(fragments, work, arrays, extents, split, visit.num_n_blocks)
 
     def fragments(self, smem: Smem, work: Work) -> Fragments:
         """Descriptors and registers of the calling thread."""
@@ -415,12 +390,15 @@ class DecodeSm90:
         )
 
     @cute.jit
-    def load_queries(self, smem: Smem, work: Work, inputs: Inputs, extents: Extents) -> None:
+    def load_queries(self, smem: Smem, work: Work, arrays: Arrays, extents: Extents) -> None:
         """Global memory -> shared memory, 16 bytes a thread and turn. Waits: store. Signals: store.
 
         Rows behind the tile's last are that one again: finite if it is, and never stored.
         """
-        config, tile = self.config, work.tile
+        config, tile, negative = self.config, work.tile, work.logits.negative
+        flipped = Int32(0)  # signs, two a word: softmax takes maxima before it scales
+        if cutlass.const_expr(negative is not None):
+            flipped = Int32(cutlass.select_(negative, Int32(BOTH_SIGNS), Int32(0)))
         slab, row_vectors = mma.slab_columns(config.columns), config.columns // VECTOR
         heads = tile.kv_head * tile.group
         base = tile.batch * extents.q_batch_stride + tile.first_query * extents.q_row_stride
@@ -432,13 +410,13 @@ class DecodeSm90:
             query = divide(row, tile.group)
             element = base + query * extents.q_row_stride + (row - query * tile.group) * extents.q_head_stride
             element = element + cutlass.min(column, config.head_dim - VECTOR)
-            pointer = cute.recast_ptr((inputs.q + element).align(16), dtype=Int32)
+            pointer = cute.recast_ptr((arrays.q + element).align(16), dtype=Int32)
             loaded.append(cute.make_tensor(pointer, cute.make_layout(WORDS)).load())
         for vector, value in zip(vectors, loaded, strict=True):
             row, column = vector // row_vectors, vector % row_vectors * VECTOR
             words = cute.make_rmem_tensor(WORDS, Int32)
             for i in range(WORDS):
-                word = value[i] ^ work.logits.flipped
+                word = value[i] ^ flipped
                 if config.columns != config.head_dim:  # what K holds there is 0 as well, but 0 * NaN is NaN
                     word = Int32(cutlass.select_(column < config.head_dim, word, Int32(0)))
                 words[i] = word
@@ -469,16 +447,14 @@ class DecodeSm90:
         mma.batch(scores_mma, fragments.scores, fragments.q, keys, accumulate=False)
         warpgroup.wait_group(0)  # S is in registers
         k.release()
-        right, left = (True, config.has_left) if first else (span.right, span.left)
         scores, start = mma.rows_and_columns(fragments.scores), n_block * config.tile_n
-        if cutlass.const_expr(work.logits.capped is not None):
-            softcap.cap(scores, work.logits.capped)
-        if cutlass.const_expr(right or left):
-            mask.hide(scores, fragments.place, start, work.seq, right=right, left=left)
+        right, left = (True, config.has_left) if first else (span.right, span.left)
+        where = (fragments.place, start, work.seq, extents.kv_len)
+        calls.prepare(scores, work.logits, Features(), *where, right=right, left=left)
         rescale = fragments.softmax.update(scores)
         if cutlass.const_expr(not first):
             mma.scale_rows(fragments.out, rescale)
-        self.pack(fragments)
+        mma.pack(self.dtype, fragments.scores, fragments.weights)
         v = pipes.v.wait_and_advance()  # V has landed
         if cutlass.const_expr(first and config.has_kv_lengths):
             self.clear_padding(smem.v[None, None, v.index], work, extents, start)
@@ -489,13 +465,6 @@ class DecodeSm90:
         warpgroup.wait_group(0)  # O is complete up to this block
         v.release()
         return pipes
-
-    def pack(self, fragments: Fragments) -> None:
-        """P in 16 bit: a thread's elements of S are its elements of the A operand, in the same order."""
-        scores = cute.coalesce(fragments.scores)
-        pairs = cute.recast_tensor(cute.coalesce(fragments.weights), Int32)
-        for i in range(cute.size(pairs)):
-            pairs[i] = ptx.cvt_pair(self.dtype, scores[2 * i], scores[2 * i + 1])
 
     @cute.jit
     def clear_padding(self, values: cute.Tensor, work: Work, extents: Extents, start: Int32) -> None:
@@ -516,7 +485,7 @@ class DecodeSm90:
         self,
         fragments: Fragments,
         work: Work,
-        inputs: Inputs,
+        arrays: Arrays,
         extents: Extents,
         split: Int32,
         num_n_blocks: Int32,
@@ -532,15 +501,10 @@ class DecodeSm90:
                 row = tile.first_query * tile.group + fragments.rows[r]
                 if place.first_column == 0:  # one thread of the four that share a row
                     element = (entry * entry_rows + row) * extents.num_splits + split
-                    cute.make_tensor(inputs.partial_lse + element, cute.make_layout(1))[0] = lses[r]
+                    cute.make_tensor(arrays.partial_lse + element, cute.make_layout(1))[0] = lses[r]
                 if num_n_blocks > 0:
                     element = ((entry * extents.num_splits + split) * entry_rows + row) * config.head_dim_v
-                    first = inputs.partial_out + (element + place.first_column)
+                    first = arrays.partial_out + (element + place.first_column)
                     for block in cutlass.range_constexpr(config.head_dim_v // 8):
                         pair = cute.make_tensor((first + 8 * block).align(8), cute.make_layout(2))
                         pair[0], pair[1] = (out[r, 2 * block + c] * factors[r] for c in range(2))
-
-
-def _read(pointer: cute.Pointer) -> Float32 | Int32:
-    """The one element at `pointer`."""
-    return cute.make_tensor(pointer, cute.make_layout(1))[0]

@@ -69,13 +69,15 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
-from ..core import dense, mask, ptx, softcap
+from ..core import inputs as calls
+from ..core import mask
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
-from ..core.dense import Dense
+from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits, Window
 from ..core.scheduler import Grid, QueryTile, TileOrder, Walk
 from ..core.seqlen import Sequence
-from ..core.softmax import Softmax, scale_log2
+from ..core.softmax import Softmax
+from ..core.tma import Corner, fetch, partition
 from . import mma
 
 if TYPE_CHECKING:
@@ -86,8 +88,6 @@ __all__ = ["ForwardSm90"]
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 WARPGROUP_WARPS = 4
-DIAGONAL_LIMIT = 1 << 30  # offsets are cut to it, so that no sum with lengths wraps
-BOTH_SIGNS = -0x7FFF8000  # 0x80008000: the sign bits of two 16-bit floats
 LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps only give their registers away
 
 
@@ -98,35 +98,6 @@ class Maps(NamedTuple):
     k: cute.CopyAtom
     v: cute.CopyAtom
     out: cute.CopyAtom
-
-
-class Inputs(NamedTuple):
-    """Addresses of what a call has beside q, k and v; None: compiled without."""
-
-    softmax_scale: cute.Pointer
-    window_left: cute.Pointer | None
-    window_right: cute.Pointer | None
-    softcap: cute.Pointer | None
-    q_offset: cute.Pointer | None
-    q_lengths: cute.Pointer | None
-    kv_lengths: cute.Pointer | None
-    sinks: cute.Pointer | None
-    q_segment_ids: cute.Pointer | None
-    kv_segment_ids: cute.Pointer | None
-    key_blocks: cute.Pointer | None
-    mask: cute.Pointer | None
-    bias: cute.Pointer | None
-    mask_strides: tuple[Int64, Int64, Int64] | None  # elements from one batch entry, head and row to the next
-    bias_strides: tuple[Int64, Int64, Int64] | None
-
-
-class Logits(NamedTuple):
-    """How scores become logits; None: compiled without. One step takes the scale, whatever its sign."""
-
-    capped: Float32 | None  # softcap: s becomes tanh(capped * s)
-    biased: Float32 | None  # bias: then biased * s + bias
-    scale_log2: Float32  # then softmax multiplies by it
-    negative: cutlass.Boolean | None  # neither cap nor bias: Q has to change its sign before
 
 
 class Smem(NamedTuple):
@@ -145,8 +116,7 @@ class Call(NamedTuple):
     grid: Grid
     inputs: Inputs
     logits: Logits
-    window_left: Int32 | None
-    window_right: Int32 | None
+    window: Window
     tiles: Int32
     ctas: Int32
 
@@ -159,29 +129,12 @@ class Work(NamedTuple):
     visit: Visit
 
 
-class Features(NamedTuple):
-    """What a consumer thread knows of a call's extras for one tile; None: compiled without."""
-
-    q_ids: tuple[Int32, ...] | None  # segment ids of its rows
-    kv_ids: cute.Pointer | None  # of all keys
-    mask: dense.Rows | None
-    bias: dense.Rows | None
-
-
 class View(NamedTuple):
     """What a consumer thread weighs the scores of one tile with."""
 
     seq: Sequence
     place: mask.Place
     features: Features
-
-
-class Corner(NamedTuple):
-    """Where a block lies in an array."""
-
-    row: Int32  # of its first query or key
-    head: Int32
-    batch: Int32
 
 
 class Producers(NamedTuple):
@@ -277,15 +230,13 @@ class ForwardSm90:
         if warp_index == LOAD_WARP:
             for atom in maps:
                 cpasync.prefetch_descriptor(atom)
-        logits = self.logits(inputs)
-        window_left = _read(inputs.window_left) if inputs.window_left is not None else None
-        window_right = _read(inputs.window_right) if inputs.window_right is not None else None
+        logits, window = calls.logits(inputs), calls.window(inputs)
 
         ctas = cute.arch.grid_dim()[0]
         walk = Walk.first(cute.arch.block_idx()[0], ctas)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        call = Call(grid, inputs, logits, window_left, window_right, self.order.count(grid), ctas)
+        call = Call(grid, inputs, logits, window, self.order.count(grid), ctas)
 
         if warp_index < WARPGROUP_WARPS:
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
@@ -297,54 +248,18 @@ class ForwardSm90:
             consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
             self.consume(maps, lse, smem, consumers, call, walk, wg)
 
-    def logits(self, inputs: Inputs) -> Logits:
-        """Cap and scale of the call, as the steps from a score to a weight use them."""
-        scale = _read(inputs.softmax_scale)
-        capped = biased = negative = None
-        if inputs.softcap is not None:
-            cap = _read(inputs.softcap)
-            capped, scale = scale / cap, cap
-        if self.config.bias is not None:
-            biased, scale = scale, Float32(1.0)
-        if capped is None and biased is None:
-            negative = scale < 0.0
-        return Logits(capped, biased, scale_log2(scale), negative)
-
     def work(self, call: Call, index: Int32) -> Work:
         """The tile at `index` of the order and its key blocks. Every role asks here, so that none can disagree."""
         return self.visit(call, self.order.tile(index, call.grid))
 
     def visit(self, call: Call, tile: QueryTile) -> Work:
         """The key blocks of a tile."""
-        seq = self.sequence(call, tile)
-        visit = self.bounds.visit_rows(tile.first_row, tile.end_row, seq, self.key_blocks(call, tile))
-        return Work(tile, seq, visit.never_empty(call.grid.kv_len // self.config.tile_n + 1))
-
-    def sequence(self, call: Call, tile: QueryTile) -> Sequence:
-        """The tile's sequence: lengths of the arrays and ends aligned, but where the call says otherwise."""
-        grid, inputs = call.grid, call.inputs
-        entry = tile.batch * grid.kv_heads + tile.kv_head
-        q_len, kv_len = grid.q_len, grid.kv_len
-        if inputs.q_lengths is not None:
-            q_len = cutlass.max(cutlass.min(_read(inputs.q_lengths + entry), q_len), 0)
-        if inputs.kv_lengths is not None:
-            kv_len = cutlass.max(cutlass.min(_read(inputs.kv_lengths + entry), kv_len), 0)
-        diagonal = kv_len - q_len
-        if inputs.q_offset is not None:
-            offset = _read(inputs.q_offset + entry)
-            diagonal = cutlass.max(cutlass.min(offset, DIAGONAL_LIMIT), -DIAGONAL_LIMIT)
-        return Sequence.aligned(q_len, kv_len, diagonal, call.window_left, call.window_right)
-
-    def key_blocks(self, call: Call, tile: QueryTile) -> tuple[Int32, Int32] | None:
-        """The key blocks [begin, end) that hold a segment of the tile; None without segments."""
-        blocks = call.inputs.key_blocks
-        if blocks is None:
-            return None
-        tile_m = self.config.tile_m
-        q_tiles = (call.grid.q_len + (tile_m - 1)) // tile_m
-        entry = Int64(tile.batch * call.grid.kv_heads + tile.kv_head)
-        element = (entry * q_tiles + tile.first_row // tile_m) * 2
-        return _read(blocks + element), _read(blocks + (element + 1))
+        grid, inputs, tile_m = call.grid, call.inputs, self.config.tile_m
+        seq = calls.sequence(inputs, grid, tile, call.window)
+        # with segments tiles start at multiples of tile_m
+        within = calls.key_blocks(inputs, grid, tile, tile.first_row // tile_m, tile_m)
+        visit = self.bounds.visit_rows(tile.first_row, tile.end_row, seq, within)
+        return Work(tile, seq, visit.never_empty(grid.kv_len // self.config.tile_n + 1))
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it.
@@ -388,7 +303,7 @@ class ForwardSm90:
             slot = pipes.q.acquire_and_advance()
             corner = Corner(tile.first_row + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
             block = (WARPGROUP_ROWS, self.config.columns)
-            _fetch(maps.q, block, corner, smem.q[None, None, slot.index], slot)
+            fetch(maps.q, block, corner, smem.q[None, None, slot.index], slot)
         pipes = self.load_keys(maps, smem, pipes, tile, visit.first)
         for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
             pipes = self.load_keys(maps, smem, pipes, tile, visit.first - 1 - i)
@@ -401,7 +316,7 @@ class ForwardSm90:
         slot = pipes.k.acquire_and_advance()
         block = (self.config.tile_n, self.config.columns)
         corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
-        _fetch(maps.k, block, corner, smem.k[None, None, slot.index], slot)
+        fetch(maps.k, block, corner, smem.k[None, None, slot.index], slot)
         return pipes
 
     @cute.jit
@@ -410,7 +325,7 @@ class ForwardSm90:
         slot = pipes.v.acquire_and_advance()
         block = (self.config.tile_n, self.config.v_columns)
         corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
-        _fetch(maps.v, block, corner, smem.v[None, None, slot.index], slot)
+        fetch(maps.v, block, corner, smem.v[None, None, slot.index], slot)
         return pipes
 
     @cute.jit
@@ -466,40 +381,8 @@ class ForwardSm90:
         """Where the calling thread's scores lie, and what may be seen from there."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = mma.place(work.tile.first_row + wg * WARPGROUP_ROWS, thread, self.config.tile_n)
-        return View(work.seq, place, self.features(call, work.tile, place))
-
-    def features(self, call: Call, tile: QueryTile, place: mask.Place) -> Features:
-        """What the calling thread needs of the call's extras, of its rows and its head.
-
-        The block that a tile visits where there is no key is weighed like others, but an array without keys can't be
-        read: something else is, and hidden.
-        """
-        grid, inputs = call.grid, call.inputs
-        q_ids = kv_ids = None
-
-        def readable(pointer: cute.Pointer) -> cute.Pointer:
-            address = cutlass.select_(grid.kv_len > 0, pointer.toint(), inputs.softmax_scale.toint())
-            return cute.make_ptr(pointer.dtype, address, pointer.memspace, assumed_align=pointer.alignment)
-
-        if inputs.q_segment_ids is not None:
-            entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
-            ids = inputs.q_segment_ids + entry * grid.q_len
-            q_ids = tuple(_read(ids + cutlass.min(row, grid.q_len - 1)) for row in place.rows)
-            kv_ids = readable(inputs.kv_segment_ids + entry * grid.kv_len)
-
-        def rows_of(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> dense.Rows | None:
-            if pointer is None or steps is None:
-                return None
-            array = Dense(pointer, *steps)
-            rows = dense.rows_of(array, place, tile.batch, tile.q_head, grid.q_len, cutlass.max(grid.kv_len, 1))
-            return rows._replace(pointers=tuple(readable(row) for row in rows.pointers))
-
-        return Features(
-            q_ids=q_ids,
-            kv_ids=kv_ids,
-            mask=rows_of(inputs.mask, inputs.mask_strides),
-            bias=rows_of(inputs.bias, inputs.bias_strides),
-        )
+        features = Features.of(call.inputs, call.grid, work.tile, place, without_keys=call.inputs.softmax_scale)
+        return View(work.seq, place, features)
 
     @cute.jit
     def wait_for_q(self, smem: Smem, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
@@ -566,7 +449,7 @@ class ForwardSm90:
         fragments.softmax.restart()
         view, first = self.view(call, work, wg), work.visit.first
         self.weigh(fragments, call, view, first, right=True, left=self.config.has_left, ragged=True)
-        self.pack(fragments)
+        mma.pack(self.dtype, fragments.scores, fragments.weights)
         if cutlass.const_expr(self.config.has_kv_lengths):
             self.clear_padding(smem, pipes, call, work)
 
@@ -611,7 +494,7 @@ class ForwardSm90:
         warpgroup.wait_group(0)  # O is complete up to block n+1, and nothing reads P any more
         v.release()
         mma.scale_rows(fragments.out, rescale)
-        self.pack(fragments)
+        mma.pack(self.dtype, fragments.scores, fragments.weights)
         return pipes
 
     @cute.jit
@@ -701,27 +584,20 @@ class ForwardSm90:
 
         `ragged`: the block may reach beyond the last key.
         """
-        scores, place, start = mma.rows_and_columns(fragments.scores), view.place, n_block * self.config.tile_n
-        logits, features = call.logits, view.features
-        if logits.capped is not None:
-            softcap.cap(scores, logits.capped)
-        if features.bias is not None:
-            dense.add(scores, logits.biased, features.bias, place, start, ragged=ragged)
-        if right or left:
-            mask.hide(scores, place, start, view.seq, right=right, left=left)
-        if features.q_ids is not None:
-            ids, kv_len = (features.q_ids, features.kv_ids), cutlass.max(call.grid.kv_len, 1)
-            mask.hide_other_segments(scores, place, start, *ids, kv_len, ragged=ragged)
-        if features.mask is not None:
-            dense.hide_false(scores, features.mask, place, start, ragged=ragged)
+        scores = mma.rows_and_columns(fragments.scores)
+        calls.prepare(
+            scores,
+            call.logits,
+            view.features,
+            view.place,
+            n_block * self.config.tile_n,
+            view.seq,
+            cutlass.max(call.grid.kv_len, 1),
+            right=right,
+            left=left,
+            ragged=ragged,
+        )
         return fragments.softmax.update(scores)
-
-    def pack(self, fragments: Fragments) -> None:
-        """P in 16 bit: a thread's elements of S are its elements of the A operand, in the same order."""
-        scores = cute.coalesce(fragments.scores)
-        pairs = cute.recast_tensor(cute.coalesce(fragments.weights), Int32)
-        for i in range(cute.size(pairs)):
-            pairs[i] = ptx.cvt_pair(self.dtype, scores[2 * i], scores[2 * i + 1])
 
     @cute.jit
     def finish(
@@ -739,7 +615,7 @@ class ForwardSm90:
         tile, sinks = work.tile, call.inputs.sinks
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = mma.place(tile.first_row + wg * WARPGROUP_ROWS, thread, self.config.tile_n)
-        sink = None if sinks is None else _read(sinks + (tile.batch * call.grid.q_heads + tile.q_head))
+        sink = None if sinks is None else calls.read(sinks + (tile.batch * call.grid.q_heads + tile.q_head))
         factors, lses = fragments.softmax.finish(sink)
         mma.scale_rows(fragments.out, factors)
         if self.config.has_q_lengths:
@@ -768,7 +644,7 @@ class ForwardSm90:
         first_row = tile.first_row + wg * WARPGROUP_ROWS
         if thread // 32 == 0 and first_row < tile.end_row:
             block = (WARPGROUP_ROWS, self.config.v_columns)
-            source, destination = _partition(maps.out, block, Corner(first_row, tile.q_head, tile.batch), target)
+            source, destination = partition(maps.out, block, Corner(first_row, tile.q_head, tile.batch), target)
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
 
@@ -793,26 +669,3 @@ class ForwardSm90:
         if self.config.warpgroups > 1:
             following = (wg + 1) % self.config.warpgroups
             cute.arch.barrier_arrive(barrier_id=NamedBarrierId.TURN + following, number_of_threads=2 * WARPGROUP)
-
-
-def _read(pointer: cute.Pointer) -> Float32 | Int32:
-    """The one element at `pointer`."""
-    return cute.make_tensor(pointer, cute.make_layout(1))[0]
-
-
-def _partition(
-    atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, smem_tile: cute.Tensor
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """(tile in smem, its coordinates in the array) of a block (rows, head_dim)."""
-    # tensor maps count from the innermost extent: head_dim, seq, heads, batch
-    every = cute.make_identity_tensor((block[1], block[0], 1, 1))
-    shifted = cute.domain_offset((0, *corner), every)
-    coordinates = cute.make_tensor(shifted.iterator, cute.select(every.layout, [1, 0]))
-    whole = cute.make_layout(1)
-    return cpasync.tma_partition(atom, 0, whole, cute.group_modes(smem_tile, 0, 2), cute.group_modes(coordinates, 0, 2))
-
-
-def _fetch(atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, smem_tile: cute.Tensor, slot: Any) -> None:
-    """Starts the copy of one block into a slot."""
-    destination, source = _partition(atom, block, corner, smem_tile)
-    cute.copy(atom, source, destination, tma_bar_ptr=slot.barrier)

@@ -5,6 +5,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from ..core import ptx
 from ..core.mask import Place
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "keep_rows",
     "keys_mma",
     "mn_major",
+    "pack",
     "place",
     "queries_mma",
     "rows_and_columns",
@@ -108,6 +110,14 @@ def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
     pair_stride, row_stride, block_stride = acc.stride[0]
     layout = cute.make_layout((rows, (pair, blocks)), stride=(row_stride, (pair_stride, block_stride)))
     return cute.make_tensor(acc.iterator, layout)
+
+
+def pack(dtype: type[Numeric], scores: cute.Tensor, weights: cute.Tensor) -> None:
+    """P in 16 bit: a thread's elements of the accumulator S are its elements of the A operand, in the same order."""
+    scores = cute.coalesce(scores)
+    pairs = cute.recast_tensor(cute.coalesce(weights), Int32)
+    for i in range(cute.size(pairs)):
+        pairs[i] = ptx.cvt_pair(dtype, scores[2 * i], scores[2 * i + 1])
 
 
 def scale_rows(acc: cute.Tensor, factors: cute.Tensor | list[Float32]) -> None:

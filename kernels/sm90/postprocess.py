@@ -22,8 +22,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from ..core.tma import Corner, partition
 from . import mma
-from .tma import Corner, partition
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PostprocessConfig

@@ -28,8 +28,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..core.barriers import Edge, make_pipelines
 from ..core.softmax import LOG2_E
+from ..core.tma import Corner, fetch
 from . import mma
-from .tma import Corner, fetch
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PreprocessConfig
