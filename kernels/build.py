@@ -179,15 +179,15 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.scheduler import Grid
     from .sm100.forward import ForwardSm100
+    from .sm100.shared import OutRows
 
     kernel = ForwardSm100(config)
     ForwardSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     q, k = _array(config, config.head_dim), _array(config, config.head_dim)
-    v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
-    pointers = _pointers(config)
-    for name in ("mask", "bias"):
-        if name in pointers:
-            pointers[f"{name}_strides"] = tuple(cutlass.Int64(0) for _ in range(3))
+    v, pointers = _array(config, config.head_dim_v), _pointers(config)
+    out = _array(config, config.head_dim_v)
+    if not config.out_by_tma:
+        out = OutRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
     return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts

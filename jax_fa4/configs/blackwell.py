@@ -6,6 +6,8 @@ import dataclasses
 from typing import NamedTuple
 
 from jax_fa4.configs.config import MBARRIER_BYTES, REGISTER_FILE, REGISTER_STEP, SMEM_LIMIT, KernelConfig
+from jax_fa4.configs.decode import strides
+from jax_fa4.configs.params import Extent, KernelParam, PointerParam
 
 __all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "TmemMap", "kv_stages_that_fit"]
 
@@ -72,6 +74,7 @@ class ForwardSm100Config(KernelConfig):
     softmax nor correction have the same. Of every `exp2_period` weights of a row, four are computed by a polynomial
     in place of the special-function unit, from the 32-column fragment `exp2_first` on and never in the last; 0: none.
     `is_persistent`: a CTA computes tile after tile, and O has room of its own, so that the next tile begins meanwhile.
+    Unless `out_by_tma` the correction warps store O themselves, each row where it belongs.
     Raises ValueError where shared memory, tensor memory or registers forbid it.
     """
 
@@ -81,6 +84,7 @@ class ForwardSm100Config(KernelConfig):
     exp2_period: int = 0
     exp2_first: int = 0
     is_persistent: bool = False
+    out_by_tma: bool = True
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHS:
@@ -187,6 +191,17 @@ class ForwardSm100Config(KernelConfig):
             out=tuple(first + i * out for i in tiles),
             end=first + self.q_tiles * out,
         )
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        if self.out_by_tma:
+            return super().params
+        shape: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
+        address = PointerParam(name="out", dtype=self.dtype, dims=shape, pointee_align=16)
+        params: list[KernelParam] = list(super().params)
+        at = next(i for i, param in enumerate(params) if param.name == "out")
+        return (*params[:at], address, *strides("out"), *params[at + 1 :])
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:

@@ -138,6 +138,10 @@ class Buffers:
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
+        if "out" in self.buffers:
+            out = self.buffers["out"]
+            strides = {"batch": "", "row": "t", "head": "g"}
+            extents |= {f"out_{what}_stride": out.axes.stride(out.number, letter) for what, letter in strides.items()}
         for name in ("mask", "bias"):
             if name in self.buffers:
                 extents |= _dense_extents(name, self.buffers[name])

@@ -5,7 +5,7 @@ O is only touched where some row of a warp needs it: all 32 lanes decide togethe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +13,7 @@ from cutlass import Boolean, Float32, Int32, Numeric
 
 from ..core.ptx import cvt_pair
 from . import mma, ptx
-from .shared import Barriers, Slot, Smem, Work, arrive, in_slot, wait
+from .shared import Barriers, OutRows, Slot, Smem, Work, arrive, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -23,6 +23,32 @@ __all__ = ["Correction"]
 COLUMNS = 16  # of O that a thread has in registers at a time
 
 
+class SmemRow(NamedTuple):
+    """A row of O in shared memory, from where TMA stores it."""
+
+    config: ForwardSm100Config
+    tile: cute.Pointer
+    row: Int32
+
+    def store(self, column: int, words: list[Int32]) -> None:
+        """Eight elements from `column` on."""
+        element = mma.piece(self.row, column, self.config.map_rows, self.config.v_columns)
+        ptx.st_shared_v4(self.tile + element, words)
+
+
+class GlobalRow(NamedTuple):
+    """A row of O in global memory, if it is there."""
+
+    config: ForwardSm100Config
+    start: cute.Pointer
+    exists: Boolean
+
+    def store(self, column: int, words: list[Int32]) -> None:
+        """Eight elements from `column` on, unless they are padding."""
+        if column < self.config.head_dim_v:
+            ptx.st_global_v4(self.start + column, words, self.exists)
+
+
 class Correction:
     """Rows of all Q tiles."""
 
@@ -30,9 +56,10 @@ class Correction:
         self.config, self.dtype = config, dtype
 
     @cute.jit
-    def tile(self, smem: Smem, barriers: Barriers, work: Work, tmem: Int32, step: Int32) -> Int32:
+    def tile(self, smem: Smem, barriers: Barriers, out: OutRows | None, work: Work, tmem: Int32, step: Int32) -> Int32:
         """Waits: stats, total, o.full, out.empty. Signals: p.full, total.empty, out.full.
 
+        `out`: where O is stored from here; None: it goes to shared memory, and the epilogue warp stores it.
         `step`: phases of `stats` in earlier tiles; returns the number with this one's.
         """
         thread = cute.arch.thread_idx()[0] % self.config.map_rows
@@ -52,10 +79,10 @@ class Correction:
             for i in cutlass.range_constexpr(self.config.q_tiles):
                 wait(barriers.total + i, work.round & 1)
                 wait(barriers.o_full + i, work.round & 1)  # O is complete, and no product reads Q any more
-                self.finish(smem, barriers, work, lanes, thread, i, False)
+                self.finish(smem, barriers, out, work, lanes, thread, i, False)
         else:
             for i in cutlass.range_constexpr(self.config.q_tiles):
-                self.finish(smem, barriers, work, lanes, thread, i, True)
+                self.finish(smem, barriers, out, work, lanes, thread, i, True)
         return step
 
     @cute.jit
@@ -73,13 +100,14 @@ class Correction:
         self,
         smem: Smem,
         barriers: Barriers,
+        out: OutRows | None,
         work: Work,
         lanes: Int32,
         thread: Int32,
         i: cutlass.Constexpr,
         empty: cutlass.Constexpr,
     ) -> None:
-        """Rows of tile `i`: O / row_sum in 16 bit to shared memory. Signals: out.full[i].
+        """Rows of tile `i`: O / row_sum in 16 bit to shared or global memory. Signals: out.full[i].
 
         `empty`: no key is visited, nothing was computed.
         """
@@ -88,17 +116,30 @@ class Correction:
         factor = Float32(0.0) if cutlass.const_expr(empty) else smem.totals[thread, i]
         if cutlass.const_expr(config.is_persistent):
             arrive(barriers.total_empty + i)
-            wait(barriers.out_empty + i, (work.round & 1) ^ 1)  # the O of the tile before has left
-        self.round_out(smem, lanes + config.tmem.out[i], thread, factor, row < work.seq.q_len, i, empty)
-        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
-        arrive(barriers.out_full + i)
+        place: SmemRow | GlobalRow
+        if cutlass.const_expr(out is None):
+            if cutlass.const_expr(config.is_persistent):
+                wait(barriers.out_empty + i, (work.round & 1) ^ 1)  # the O of the tile before has left
+            place = SmemRow(config, smem.out[None, None, i].iterator, thread)
+        else:
+            assert out is not None, "no other way to store O"
+            place = self.global_row(out, work, row)
+        self.round_out(place, lanes + config.tmem.out[i], factor, row < work.seq.q_len, empty)
+        if cutlass.const_expr(out is None):
+            cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+            arrive(barriers.out_full + i)
+
+    def global_row(self, out: OutRows, work: Work, row: Int32) -> GlobalRow:
+        """Where `row` of the tile's head lies in global memory."""
+        tile = work.tile
+        offset = tile.batch * out.batch_stride + row * out.row_stride + tile.q_head * out.head_stride
+        return GlobalRow(self.config, out.start + offset, row < work.grid.q_len)
 
     def round_out(
-        self, smem: Smem, address: Int32, thread: Int32, factor: Float32, present: Boolean, i: int, empty: bool
+        self, place: SmemRow | GlobalRow, address: Int32, factor: Float32, present: Boolean, empty: bool
     ) -> None:
-        """A row of O, times `factor`, from tensor memory to shared memory; 0 where it is `empty` or not `present`."""
+        """A row of O, times `factor`, from tensor memory to `place`; 0 where it is `empty` or not `present`."""
         config = self.config
-        target = smem.out[None, None, i].iterator
         for column in range(0, config.v_columns, COLUMNS):
             out = [Float32(0.0)] * COLUMNS
             if not empty:
@@ -109,8 +150,7 @@ class Correction:
                 out = [Float32(cutlass.select_(present, value, Float32(0.0))) for value in out]
             words = [cvt_pair(self.dtype, out[c], out[c + 1]) for c in range(0, COLUMNS, 2)]
             for first in range(0, COLUMNS, mma.PIECE):
-                element = mma.piece(thread, column + first, config.map_rows, config.v_columns)
-                ptx.st_shared_v4(target + element, words[first // 2 : (first + mma.PIECE) // 2])
+                place.store(column + first, words[first // 2 : (first + mma.PIECE) // 2])
 
     @cute.jit
     def clear_padding(self, smem: Smem, barriers: Barriers, work: Work) -> None:

@@ -3,7 +3,8 @@
     load --q--> mma --s--> softmax0, softmax1 --p--> mma --o--> correction --out--> epilogue
          --kv->                               --stats, total-->
 
-    gmem -TMA-> smem -tcgen05.mma-> tensor memory: S, P over S, O -tcgen05.ld-> registers -st.shared-> smem -TMA-> gmem
+    gmem -TMA-> smem -tcgen05.mma-> tensor memory: S, P over S, O -tcgen05.ld-> registers -st.shared-> smem -TMA-> gmem,
+    or registers -st.global-> gmem where TMA can't store O
 
     smem           Q 2 x 128 x D (O leaves through it) | kv_stages x (K or V) 128 x max(D, E) | statistics | barriers
     tensor memory  S0 [0, 128)  S1 [128, 256)  P0 [64, 128)  P1 [192, 256)  O0 [256, 256 + E)  O1 [256 + E, 256 + 2 E)
@@ -41,7 +42,7 @@ from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, wait
+from .shared import Barriers, Maps, OutRows, Slot, Smem, Work, allocate, arrive, make_barriers, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -88,12 +89,15 @@ class ForwardSm100:
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
-        out: cute.Tensor,
+        out: cute.Tensor | OutRows,
         lse: cute.Pointer,
         inputs: Inputs,
         grid: Grid,
     ) -> None:
-        """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        """Arrays are (seq, head_dim, heads, batch), but `out` where TMA doesn't store it.
+
+        The grid is a placeholder: plans compute their own.
+        """
         config = self.config
 
         def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
@@ -104,9 +108,9 @@ class ForwardSm100:
             q=atom(load, q, config.map_rows, config.columns),
             k=atom(load, k, config.tile_n, config.columns),
             v=atom(load, v, config.tile_n, config.v_columns),
-            out=atom(store, out, config.map_rows, config.v_columns),
+            out=atom(store, out, config.map_rows, config.v_columns) if config.out_by_tma else None,
         )
-        self.kernel(maps, lse, inputs, grid).launch(
+        self.kernel(maps, None if config.out_by_tma else out, lse, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -114,12 +118,11 @@ class ForwardSm100:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, out: OutRows | None, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
-            for atom in maps:
-                cpasync.prefetch_descriptor(atom)
+            maps.prefetch()
         smem = allocate(config, self.dtype)
         if warp == MMA_WARP:
             cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address)
@@ -136,7 +139,7 @@ class ForwardSm100:
         elif warp < MMA_WARP:
             cute.arch.setmaxregister_decrease(config.correction_registers)
             self.each_tile(
-                inputs, grid, lambda work, step: self.correction.tile(smem, barriers, work, tmem, step), Int32(0)
+                inputs, grid, lambda work, step: self.correction.tile(smem, barriers, out, work, tmem, step), Int32(0)
             )
             arrive(barriers.tmem_idle)
         else:
@@ -147,9 +150,7 @@ class ForwardSm100:
                 )
                 self.free(smem, barriers)
             if warp == EPILOGUE_WARP:
-                self.each_tile(
-                    inputs, grid, lambda work, tiles: self.epilogue.tile(maps, smem, barriers, work, tiles), Int32(0)
-                )
+                self.store(maps, smem, barriers, inputs, grid)
             if warp == LOAD_WARP:
                 self.each_tile(
                     inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
@@ -160,6 +161,13 @@ class ForwardSm100:
     ) -> Callable[..., Int32]:
         """The softmax warps' part of query tile `i`, as `each_tile` takes it."""
         return lambda work, step: self.softmax.tile(lse, smem, barriers, work, tmem, i, step)
+
+    def store(self, maps: Maps, smem: Smem, barriers: Barriers, inputs: Inputs, grid: Grid) -> None:
+        """The epilogue warp's part: nothing where the correction warps store O."""
+        if self.config.out_by_tma:
+            self.each_tile(
+                inputs, grid, lambda work, tiles: self.epilogue.tile(maps, smem, barriers, work, tiles), Int32(0)
+            )
 
     @cute.jit
     def each_tile(self, inputs: Inputs, grid: Grid, compute: cutlass.Constexpr, state: Any) -> None:

@@ -2,11 +2,19 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
-__all__ = ["fence_after_sync", "fence_before_sync", "max3", "st_shared_v4", "tcgen05_ld", "tcgen05_st"]
+__all__ = [
+    "fence_after_sync",
+    "fence_before_sync",
+    "max3",
+    "st_global_v4",
+    "st_shared_v4",
+    "tcgen05_ld",
+    "tcgen05_st",
+]
 
 
 def max3(a: Float32, b: Float32, c: Float32) -> Float32:
@@ -42,6 +50,12 @@ def fence_before_sync() -> None:
 def fence_after_sync() -> None:
     """tcgen05.fence::after_thread_sync: what is issued from here on comes after the wait before it."""
     _asm([], "tcgen05.fence::after_thread_sync;", "")
+
+
+def st_global_v4(pointer: cute.Pointer, words: list[Int32], present: Boolean) -> None:
+    """st.global.v4.b32: 16 bytes to an address of a multiple of 16, if `present`."""
+    text = "{ .reg .pred p; setp.ne.s32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
+    _asm([pointer.toint(), *words, Int32(present)], text, "l,r,r,r,r,r")
 
 
 def st_shared_v4(pointer: cute.Pointer, words: list[Int32]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
-from cutlass.cute.nvgpu import tcgen05
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core.bounds import Visit
 from ..core.inputs import Inputs, Logits
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Barriers",
     "Maps",
+    "OutRows",
     "Slot",
     "Smem",
     "Work",
@@ -41,7 +42,22 @@ class Maps(NamedTuple):
     q: cute.CopyAtom
     k: cute.CopyAtom
     v: cute.CopyAtom
-    out: cute.CopyAtom
+    out: cute.CopyAtom | None  # where the epilogue warp stores O
+
+    def prefetch(self) -> None:
+        """Asks for the descriptors ahead of their use."""
+        for atom in self:
+            if atom is not None:
+                cpasync.prefetch_descriptor(atom)
+
+
+class OutRows(NamedTuple):
+    """O in global memory, where the correction warps store it. Strides are in elements."""
+
+    start: cute.Pointer
+    batch_stride: Int64
+    row_stride: Int64
+    head_stride: Int64
 
 
 class Smem(NamedTuple):

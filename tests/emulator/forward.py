@@ -45,6 +45,8 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch}
     sizes |= {"kv_len": call.k.shape[1], "kv_heads": call.k.shape[2]}
     sizes |= dense_strides(call.extras)
+    for name, axis in (("batch", 0), ("row", 1), ("head", 2)):
+        sizes[f"out_{name}_stride"] = out.strides[axis] // out.itemsize
     params = parameters(config, arrays, sizes)
     ctas = -(-q_len // config.tile_m) * q_heads * batch
     if config.q_stages > 1:

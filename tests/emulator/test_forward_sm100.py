@@ -146,6 +146,15 @@ def test_a_cta_may_own_one_tile_of_queries():
     assert_exact(x, out.view(testing.np_dtype(single.dtype)), lse, single.dtype, EXP2_ERROR)
 
 
+def test_correction_warps_store_what_tma_cannot():
+    padded = cell(q=160, k=130, batch=(3,), group=2, head_dim=72, head_dim_v=88, q_lengths=(0, 7, 160))
+    x = testing.random(padded)
+    config = dataclasses.replace(forward_config(spec_of(padded, x), "sm_100a"), out_by_tma=False)
+    out, lse, result = forward(compiled(config), config, call_of(padded, x, config), MODES["random"])
+    assert_exact(x, out.view(testing.np_dtype(padded.dtype)), lse, padded.dtype, EXP2_ERROR)
+    assert not result.stats.total("tma_store_bytes")
+
+
 LENGTHS = (1, 7, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
 FEATURES = [
     {},
