@@ -180,20 +180,47 @@ class SharedMemory:
     def _cells(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
         return offsets >> 2 if size <= 4 else ((offsets >> 2)[:, None] + np.arange(size // 4)).reshape(-1)
 
-    def load(self, offsets: npt.NDArray[np.int64], size: int, count: int, clock: Clock, what: str) -> npt.NDArray[Any]:
-        """`count` words of `size` bytes at each offset, by the generic proxy: unsigned [lanes, count]."""
+    def load(
+        self,
+        offsets: npt.NDArray[np.int64],
+        size: int,
+        count: int,
+        clock: Clock,
+        what: str,
+        *,
+        for_atomic: bool = False,
+    ) -> npt.NDArray[Any]:
+        """`count` words of `size` bytes at each offset, by the generic proxy: unsigned [lanes, count].
+
+        `for_atomic`: an atomic reads and then changes them.
+        """
         self._check(offsets, size * count, what)
-        if self.check_races:
+        if self.check_races and for_atomic:
+            cells = self._cells(offsets, size * count)
+            self.shadow.check_atomic(cells, clock.times, what=what)
+            self.shadow.mark_atomic(cells, clock.agent, clock.epoch)
+        elif self.check_races:
             cells = self._cells(offsets, size * count)
             self.shadow.check_read(cells, clock.times, by_async=False, what=what)
             self.shadow.mark_read(cells, clock.agent, clock.epoch)
         return self.views[size][(offsets // size)[:, None] + np.arange(count)]
 
-    def store(self, offsets: npt.NDArray[np.int64], values: npt.NDArray[Any], clock: Clock, what: str) -> None:
-        """Write values [lanes, count] by the generic proxy; lanes with the same address must agree."""
+    def store(
+        self,
+        offsets: npt.NDArray[np.int64],
+        values: npt.NDArray[Any],
+        clock: Clock,
+        what: str,
+        *,
+        by_atomic: bool = False,
+    ) -> None:
+        """Write values [lanes, count] by the generic proxy; lanes with the same address must agree.
+
+        `by_atomic`: one whose `load` was checked.
+        """
         size, count = values.dtype.itemsize, values.shape[1]
         self._check(offsets, size * count, what)
-        if self.check_races:
+        if self.check_races and not by_atomic:
             cells = self._cells(offsets, size * count)
             if size * count < CELL_BYTES:
                 self.shadow.check_free(cells, what)  # other bytes of the cell may be anybody's

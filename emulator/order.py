@@ -145,6 +145,8 @@ class Clock:
 class Shadow:
     """Per cell of a memory: was it written, by whom and when; who read it and when; is a copy on its way into it.
 
+    Atomics of the generic proxy, which nothing need order among each other, are neither reads nor writes here.
+
     `cells` are a slice or an array of cell numbers. Every check raises `Fault`; `address(cell)` gives the address to
     report.
     """
@@ -158,6 +160,7 @@ class Shadow:
         self.write_epoch = np.zeros(size, np.int32)
         self.busy = np.zeros(size, np.uint8)
         self.read_epoch = np.zeros((size, 4), np.int32)
+        self.atomic_epoch: npt.NDArray[np.int32] | None = None  # columns as of `read_epoch`; None before the first
         self._column_of_agent: dict[int, int] = {}
         self._agents = np.zeros(4, np.int64)
 
@@ -172,25 +175,36 @@ class Shadow:
                 "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
             )
         self._check_writes_happened(cells, times, by_async, what)
+        self._check_atomics_happened(cells, times, what)
 
     def mark_read(self, cells: Cells, agent: int, epoch: int) -> None:
         """Agent `agent` reads the cells at `epoch`."""
-        column = self._column_of_agent.get(agent)
-        if column is None:
-            column = self._new_column(agent)  # may replace `read_epoch`
+        column = self._column(agent)  # may replace `read_epoch`
         self.read_epoch[cells, column] = epoch
+
+    def check_atomic(self, cells: Cells, times: Times, *, what: str) -> None:
+        """The cells are written, and what was no atomic happened before."""
+        self.check_free(cells, what)
+        if not self.written[cells].all():
+            raise self._fault(
+                "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
+            )
+        self._check_writes_happened(cells, times, False, what)
+        self._check_reads_happened(cells, times, what)
+
+    def mark_atomic(self, cells: Cells, agent: int, epoch: int) -> None:
+        """Agent `agent` changed the cells at `epoch` by an atomic."""
+        if self.atomic_epoch is None:
+            self.atomic_epoch = np.zeros_like(self.read_epoch)
+        column = self._column(agent)
+        self.atomic_epoch[cells, column] = epoch
 
     def check_write(self, cells: Cells, times: Times, *, what: str) -> None:
         """Earlier reads and writes of the cells happened before."""
         self.check_free(cells, what)
         self._check_writes_happened(cells, times, False, what)
-        used = len(self._column_of_agent)
-        if used:
-            late = self.read_epoch[cells, :used] > times[0, self._agents[:used]]
-            if late.any():
-                reader = self.clocks.names[int(self._agents[int(np.argwhere(late)[0][-1])])]
-                bad = late.any(axis=-1)
-                raise self._fault("race", f"{what} overwrites {self.name} that {reader} may still read", cells, bad)
+        self._check_reads_happened(cells, times, what)
+        self._check_atomics_happened(cells, times, what)
 
     def mark_write(self, cells: Cells, agent: int, epoch: int) -> None:
         """Agent `agent` wrote the cells at `epoch`."""
@@ -230,11 +244,37 @@ class Shadow:
                 message = f"{what} reads {self.name} written by {writer} without fence.proxy.async after the write"
                 raise self._fault("proxy fence", message, cells, unfenced)
 
+    def _check_reads_happened(self, cells: Cells, times: Times, what: str) -> None:
+        used = len(self._column_of_agent)
+        if used:
+            late = self.read_epoch[cells, :used] > times[0, self._agents[:used]]
+            if late.any():
+                message = f"{what} overwrites {self.name} that {self._agent_of(late)} may still read"
+                raise self._fault("race", message, cells, late.any(axis=-1))
+
+    def _check_atomics_happened(self, cells: Cells, times: Times, what: str) -> None:
+        if self.atomic_epoch is None:
+            return
+        used = len(self._column_of_agent)
+        late = self.atomic_epoch[cells, :used] > times[0, self._agents[:used]]
+        if late.any():
+            message = f"{what} and the atomic by {self._agent_of(late)} on {self.name} are not ordered"
+            raise self._fault("race", message, cells, late.any(axis=-1))
+
+    def _agent_of(self, late: npt.NDArray[np.bool_]) -> str:
+        return self.clocks.names[int(self._agents[int(np.argwhere(late)[0][-1])])]
+
+    def _column(self, agent: int) -> int:
+        column = self._column_of_agent.get(agent)
+        return self._new_column(agent) if column is None else column
+
     def _new_column(self, agent: int) -> int:
         column = len(self._column_of_agent)
         if column == self.read_epoch.shape[1]:
             self.read_epoch = np.concatenate([self.read_epoch, np.zeros_like(self.read_epoch)], axis=1)
             self._agents = np.concatenate([self._agents, np.zeros_like(self._agents)])
+            if self.atomic_epoch is not None:
+                self.atomic_epoch = np.concatenate([self.atomic_epoch, np.zeros_like(self.atomic_epoch)], axis=1)
         self._column_of_agent[agent] = column
         self._agents[column] = agent
         return column

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         KernelConfig,
         PostprocessConfig,
         PreprocessConfig,
+        ScheduleConfig,
     )
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
@@ -224,6 +225,20 @@ def _compile_combine_sm90(config: CombineConfig, options: str) -> Any:
     return cute.compile(kernel.launch, arrays, extents, options=options).artifacts
 
 
+def _compile_schedule(config: ScheduleConfig, options: str) -> Any:
+    import cutlass.cute as cute
+
+    from .core.schedule import Arrays, Extents, ScheduleKernel
+
+    kernel = ScheduleKernel(config)
+    ScheduleKernel.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    pointers = _pointers(config)
+    pointers["schedule"] = pointers.pop(f"{config.side}_schedule")
+    arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
+    extents = Extents(**_scalars(config, Extents._fields))
+    return cute.compile(kernel.launch, arrays, extents, options=options).artifacts
+
+
 COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "forward"): _compile_forward_sm90,
     ("sm_90a", "backward"): _compile_backward_sm90,
@@ -231,6 +246,7 @@ COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
     ("sm_90a", "decode"): _compile_decode_sm90,
     ("sm_90a", "combine"): _compile_combine_sm90,
+    **{(arch, "schedule"): _compile_schedule for arch in ("sm_90a", "sm_100a", "sm_103a")},
     ("sm_100a", "forward"): _compile_forward_sm100,
     ("sm_103a", "forward"): _compile_forward_sm100,
 }

@@ -78,18 +78,23 @@ def by_owner(
     ]
 
 
-def load_shared(warp: Warp, addresses: npt.NDArray[np.int64], size: int, count: int, what: str) -> Words:
+def load_shared(
+    warp: Warp, addresses: npt.NDArray[np.int64], size: int, count: int, what: str, *, for_atomic: bool = False
+) -> Words:
     """Words at shared addresses of any CTA of the cluster."""
     result = np.empty((len(addresses), count), UNSIGNED[size])
     for cta, mine in by_owner(warp, addresses, what):
-        result[mine] = cta.smem.load(addresses[mine] & 0xFFFFFF, size, count, warp.clock, what)
+        offsets = addresses[mine] & 0xFFFFFF
+        result[mine] = cta.smem.load(offsets, size, count, warp.clock, what, for_atomic=for_atomic)
     return result
 
 
-def store_shared(warp: Warp, addresses: npt.NDArray[np.int64], values: Words, what: str) -> None:
+def store_shared(
+    warp: Warp, addresses: npt.NDArray[np.int64], values: Words, what: str, *, by_atomic: bool = False
+) -> None:
     """Write words at shared addresses of any CTA of the cluster."""
     for cta, mine in by_owner(warp, addresses, what):
-        cta.smem.store(addresses[mine] & 0xFFFFFF, values[mine], warp.clock, what)
+        cta.smem.store(addresses[mine] & 0xFFFFFF, values[mine], warp.clock, what, by_atomic=by_atomic)
 
 
 def load_param(warp: Warp, addresses: npt.NDArray[np.uint64], size: int, count: int) -> Words:
@@ -110,7 +115,17 @@ def space_of(address: int) -> str:
     )
 
 
-def load(warp: Warp, lanes: Lanes, space: str, addresses: Any, size: int, count: int, what: str) -> Words:
+def load(
+    warp: Warp,
+    lanes: Lanes,
+    space: str,
+    addresses: Any,
+    size: int,
+    count: int,
+    what: str,
+    *,
+    for_atomic: bool = False,
+) -> Words:
     """Words at addresses (of the executing lanes only) of a state space."""
     if space == "generic":
         space = space_of(int(addresses[0]))
@@ -119,7 +134,7 @@ def load(warp: Warp, lanes: Lanes, space: str, addresses: Any, size: int, count:
         elif space == "local":
             addresses = addresses - np.uint64(LOCAL_WINDOW)
     if space == "shared":
-        return load_shared(warp, addresses, size, count, what)
+        return load_shared(warp, addresses, size, count, what, for_atomic=for_atomic)
     if space == "param":
         return load_param(warp, addresses, size, count)
     if space == "local":
@@ -127,7 +142,9 @@ def load(warp: Warp, lanes: Lanes, space: str, addresses: Any, size: int, count:
     return warp.machine.global_memory.load(addresses, size, count, what)
 
 
-def store(warp: Warp, lanes: Lanes, space: str, addresses: Any, values: Words, what: str) -> None:
+def store(
+    warp: Warp, lanes: Lanes, space: str, addresses: Any, values: Words, what: str, *, by_atomic: bool = False
+) -> None:
     """Write words at addresses (of the executing lanes only) of a state space."""
     if space == "generic":
         space = space_of(int(addresses[0]))
@@ -137,7 +154,7 @@ def store(warp: Warp, lanes: Lanes, space: str, addresses: Any, values: Words, w
             addresses = addresses - np.uint64(LOCAL_WINDOW)
     if space == "shared":
         warp.writing_lanes |= lanes.bits
-        store_shared(warp, addresses, values, what)
+        store_shared(warp, addresses, values, what, by_atomic=by_atomic)
     elif space == "local":
         warp.local.store(lanes.index, addresses.astype(np.int64), values)
     else:
@@ -258,13 +275,13 @@ def _register_atomic(name: str) -> None:
 
         def at_once(warp: Warp, lanes: Lanes, where: npt.NDArray[Any]) -> None:
             """For lanes whose words are apart."""
-            old = load(warp, lanes, space, where, size, count, what)
+            old = load(warp, lanes, space, where, size, count, what, for_atomic=True)
             new = np.stack([warp.v[slot] for slot in first], axis=1)[lanes.index]
             if swap is None:
                 value = reduce_words(operation, kind, old, new, flushes=space != "shared")
             else:
                 value = np.where(old == new, warp.v[swap[0]][lanes.index][:, None], old)
-            store(warp, lanes, space, where, np.asarray(value, old.dtype).reshape(old.shape), what)
+            store(warp, lanes, space, where, np.asarray(value, old.dtype).reshape(old.shape), what, by_atomic=True)
             for i, slot in enumerate(results):
                 if slot is not None:
                     warp.v[slot][lanes.index] = old[:, i]

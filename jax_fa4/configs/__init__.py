@@ -10,6 +10,7 @@ from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, 
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs.schedule import ScheduleConfig
 from jax_fa4.spec import AttentionSpec
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PostprocessConfig",
     "PreprocessConfig",
     "ScalarParam",
+    "ScheduleConfig",
     "all_configs",
     "backward_config",
     "decode_config",

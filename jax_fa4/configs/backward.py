@@ -27,6 +27,7 @@ from jax_fa4.configs.config import (
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs.schedule import ScheduleConfig
 
 __all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
 
@@ -390,4 +391,6 @@ class BackwardConfig(TileConfig):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}
 
 
-Config = KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig | DecodeConfig | CombineConfig
+Config = (
+    KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig | DecodeConfig | CombineConfig | ScheduleConfig
+)

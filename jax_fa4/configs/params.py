@@ -39,6 +39,14 @@ Extent = Literal[
     "page_slots",  # pages that a sequence may have
     "page_table_size",
     "page_table_head_stride",
+    "sequences",  # packed in a batch entry
+    "entry_step",  # entries of offsets and lengths from one batch entry to the next
+    "offsets_size",
+    "lengths_size",
+    "q_places",  # of a schedule: its head, and as many tiles as there may be
+    "kv_places",
+    "q_slots",  # places of their own for the tiles of a batch entry
+    "fields",  # of a tile in a schedule
     "mask_size",
     "bias_size",
 ]

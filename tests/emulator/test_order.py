@@ -37,6 +37,50 @@ def test_an_agent_sees_its_own_writes(clocks, shadow):
     read(shadow, a)
 
 
+def change(shadow: Shadow, clock: Clock, cells=CELLS) -> None:
+    shadow.check_atomic(cells, clock.times, what="the atomic")
+    shadow.mark_atomic(cells, clock.agent, clock.epoch)
+
+
+def test_atomics_need_no_order_among_each_other(clocks, shadow):
+    a, b, c = (Clock(clocks, name) for name in "abc")
+    write(shadow, a)
+    for other in (b, c):
+        other.join(a.release())
+        change(shadow, other)
+    a.join(b.release())
+    with pytest.raises(Fault, match="the reader and the atomic by c on the memory are not ordered"):
+        read(shadow, a)
+    with pytest.raises(Fault, match="the writer and the atomic by c on the memory are not ordered"):
+        write(shadow, a)
+    a.join(c.release())
+    read(shadow, a)
+    write(shadow, a)
+
+
+@pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        (write, "the atomic and the write by a to the memory are not ordered"),
+        (read, "the atomic overwrites the memory that a may still read"),
+    ],
+)
+def test_an_atomic_follows_other_accesses(clocks, shadow, access, message):
+    a, b = Clock(clocks, "a"), Clock(clocks, "b")
+    write(shadow, a)
+    b.join(a.release())
+    access(shadow, a)
+    with pytest.raises(Fault, match=message):
+        change(shadow, b)
+    b.join(a.release())
+    change(shadow, b)
+
+
+def test_an_atomic_finds_something(clocks, shadow):
+    with pytest.raises(Fault, match="the atomic reads the memory that nothing wrote"):
+        change(shadow, Clock(clocks, "a"))
+
+
 def test_a_release_and_a_join_order(clocks, shadow):
     a, b = Clock(clocks, "a"), Clock(clocks, "b")
     write(shadow, a)

@@ -1,0 +1,86 @@
+"""The kernel that lists the tiles of packed sequences for the kernels that compute them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
+
+__all__ = ["ScheduleConfig"]
+
+THREADS = 1024
+CLASSES = 2048  # of work
+WARPS = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Tiles of `tile_m` rows of one side, which see blocks of `tile_n` rows of the other.
+
+    The flags are those of queries that see keys. No length, offset, batch, number of sequences or window value is part
+    of it, and no dtype or head dim.
+    """
+
+    arch: str
+    kernel: Literal["schedule"] = "schedule"
+    side: Literal["q", "kv"]
+    order: Literal["tiles", "sequences", "slots"]
+    tile_m: int
+    tile_n: int
+    row_step: int | None = None  # the tile that is not full is a sequence's first, and all start at multiples of it
+    has_left: bool = False
+    has_right: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+
+    @property
+    def name(self) -> str:
+        """What profilers show, but for a suffix."""
+        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
+        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.side, self.order, *features])
+
+    @property
+    def sees_left(self) -> bool:
+        """Whether a tile's rows see only some of the other side's rows before their place."""
+        return self.order != "slots" and (self.has_left if self.side == "q" else self.has_right)
+
+    @property
+    def sees_right(self) -> bool:
+        """Whether a tile's rows see only some of the other side's rows after their place."""
+        return self.order != "slots" and (self.has_right if self.side == "q" else self.has_left)
+
+    @property
+    def threads(self) -> int:
+        """Of the CTA."""
+        return THREADS
+
+    @property
+    def smem_bytes(self) -> int:
+        """A number for each class of work and each warp."""
+        return 4 * (CLASSES + WARPS)
+
+    @property
+    def params(self) -> tuple[KernelParam, ...]:
+        """The kernel's parameters, in order."""
+        sorts = self.order != "slots"
+        optional = (
+            (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=("lengths_size",))),
+            (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=("lengths_size",))),
+            (self.has_left and sorts, PointerParam(name="window_left", dtype="int32")),
+            (self.has_right and sorts, PointerParam(name="window_right", dtype="int32")),
+        )
+        return (
+            PointerParam(name="cu_seqlens_q", dtype="int32", dims=("offsets_size",)),
+            PointerParam(name="cu_seqlens_kv", dtype="int32", dims=("offsets_size",)),
+            *(param for present, param in optional if present),
+            schedule_param(self.side),
+            *(ScalarParam(name=name) for name in ("q_len", "kv_len", "sequences", "batch", "entry_step")),
+        )
+
+
+def schedule_param(side: Literal["q", "kv"]) -> PointerParam:
+    """The list of tiles of queries or keys."""
+    name, rows = ("q_schedule", "q_places") if side == "q" else ("kv_schedule", "kv_places")
+    return PointerParam(name=name, dtype="int32", dims=(rows, "fields"), pointee_align=16)  # type: ignore[arg-type]
