@@ -13,8 +13,14 @@ ENVIRONMENT_VARIABLE = "JAX_FA4_CHECK"
 
 
 def is_on() -> bool:
-    """Whether calls that are traced now check values; a compiled program stays as it was traced."""
-    return os.environ.get(ENVIRONMENT_VARIABLE, "0") not in ("", "0")
+    """Whether calls that are traced now check values; a compiled program stays as it was traced.
+
+    Raises ValueError if the environment says neither 1 nor 0.
+    """
+    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"the environment variable {ENVIRONMENT_VARIABLE} must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def check_pages(page_table: jax.Array, used: jax.Array, num_pages: int) -> None:

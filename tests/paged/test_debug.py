@@ -39,5 +39,15 @@ def test_entries_behind_a_length_may_be_anything(table):
     call(table)
 
 
-def test_nothing_is_checked_without_it():
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_nothing_is_checked_without_it(monkeypatch, value):
+    if value is not None:
+        monkeypatch.setenv("JAX_FA4_CHECK", value)
     call([[0, 1], [3, 0]])
+
+
+@pytest.mark.parametrize("value", ["false", "true", "2"])
+def test_only_0_and_1_are_understood(monkeypatch, value):
+    monkeypatch.setenv("JAX_FA4_CHECK", value)
+    with pytest.raises(ValueError, match=f"JAX_FA4_CHECK must be 0 or 1, got '{value}'"):
+        call([[0, 1], [2, 0]])
