@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ScheduleConfig,
     )
     from jax_fa4.configs.blackwell import ForwardSm100Config
+    from jax_fa4.configs.grouped import GroupedSm100Config
 
 __all__ = ["Compiled", "compile_kernel"]
 
@@ -180,7 +181,7 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.scheduler import Grid
     from .sm100.forward import ForwardSm100
-    from .sm100.shared import OutRows
+    from .sm100.shared import ArrayRows
 
     kernel = ForwardSm100(config)
     ForwardSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -188,10 +189,51 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     v, pointers = _array(config, config.head_dim_v), _pointers(config)
     out = _array(config, config.head_dim_v)
     if not config.out_by_tma:
-        out = OutRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
+        out = ArrayRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
     return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts
+
+
+def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .core.inputs import Inputs
+    from .core.pages import Pages
+    from .sm100.grouped import Extents, GroupedSm100
+    from .sm100.shared import ArrayRows
+
+    kernel = GroupedSm100(config)
+    GroupedSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    pointers = _pointers(config)
+
+    def rows(name: str) -> Any:
+        return ArrayRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) if name in pointers else None
+
+    k = v = None
+    if not config.gathers_keys:
+        k, v = _array(config, config.head_dim), _array(config, config.head_dim_v)
+    out, lse = rows("out"), pointers.get("lse")
+    if config.is_split:
+        out, lse = pointers["partial_out"], pointers["partial_lse"]
+    inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
+    names = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
+    splits = _scalars(config, ("num_splits", "min_split_keys")) if config.is_split else {}
+    pages = None
+    if config.page_size is not None:
+        table = _scalars(config, ("page_table_head_stride", "page_slots", "num_pages"))
+        pages = Pages(pointers["page_table"], *table.values())
+    extents = Extents(
+        **_scalars(config, names),
+        q=rows("q"),
+        k=rows("k"),
+        v=rows("v"),
+        num_splits=splits.get("num_splits"),
+        min_split_keys=splits.get("min_split_keys"),
+        pages=pages,
+    )
+    return cute.compile(kernel.launch, k, v, out, lse, inputs, extents, options=options).artifacts
 
 
 def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
@@ -212,13 +254,13 @@ def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
     ).artifacts
 
 
-def _compile_combine_sm90(config: CombineConfig, options: str) -> Any:
+def _compile_combine(config: CombineConfig, options: str) -> Any:
     import cutlass.cute as cute
 
-    from .sm90.combine import Arrays, CombineSm90, Extents
+    from .core.combine import Arrays, Combine, Extents
 
-    kernel = CombineSm90(config)
-    CombineSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = Combine(config)
+    Combine.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     pointers = _pointers(config)
     arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
     extents = Extents(**_scalars(config, Extents._fields))
@@ -245,8 +287,9 @@ COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "preprocess"): _compile_preprocess_sm90,
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
     ("sm_90a", "decode"): _compile_decode_sm90,
-    ("sm_90a", "combine"): _compile_combine_sm90,
+    **{(arch, "combine"): _compile_combine for arch in ("sm_90a", "sm_100a", "sm_103a")},
     **{(arch, "schedule"): _compile_schedule for arch in ("sm_90a", "sm_100a", "sm_103a")},
     ("sm_100a", "forward"): _compile_forward_sm100,
     ("sm_103a", "forward"): _compile_forward_sm100,
+    **{(arch, kernel): _compile_grouped_sm100 for arch in ("sm_100a", "sm_103a") for kernel in ("grouped", "decode")},
 }

@@ -9,6 +9,7 @@ from jax_fa4.configs import decode, sm90, sm100
 from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
+from jax_fa4.configs.grouped import GroupedSm100Config
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import ScheduleConfig
 from jax_fa4.spec import AttentionSpec
@@ -18,6 +19,7 @@ __all__ = [
     "CombineConfig",
     "Config",
     "DecodeConfig",
+    "GroupedSm100Config",
     "KernelConfig",
     "KernelParam",
     "MapParam",
@@ -37,7 +39,15 @@ FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
-DECODE = {"sm_90a": decode.decode}
+GROUPED: dict[str, Callable[[AttentionSpec, int], GroupedSm100Config | None]] = {
+    "sm_100a": functools.partial(sm100.grouped_forward, arch="sm_100a"),
+    "sm_103a": functools.partial(sm100.grouped_forward, arch="sm_103a"),
+}
+DECODE: dict[str, Callable[[AttentionSpec, int], DecodeConfig | GroupedSm100Config | None]] = {
+    "sm_90a": lambda spec, rows: decode.decode(spec),
+    "sm_100a": functools.partial(sm100.decode, arch="sm_100a"),
+    "sm_103a": functools.partial(sm100.decode, arch="sm_103a"),
+}
 BACKWARD = {"sm_90a": sm90.backward}
 ALL: dict[str, Callable[[], tuple[Config, ...]]] = {
     "sm_90a": sm90.all_configs,
@@ -46,20 +56,25 @@ ALL: dict[str, Callable[[], tuple[Config, ...]]] = {
 }
 
 
-def forward_config(spec: AttentionSpec, arch: str) -> KernelConfig | None:
+def forward_config(spec: AttentionSpec, arch: str, q_len: int | None = None) -> KernelConfig | None:
     """The forward kernel for `spec` on `arch` ("sm_90a"), or None where there is none yet.
 
-    Layout, group, determinism and implementation select nothing: one kernel serves all of them.
+    Layout, determinism and implementation select nothing: one kernel serves all of them. Where `q_len` is known and
+    short, a kernel may be better whose tiles hold the queries of all heads of a group.
     """
-    return FORWARD[arch](spec) if arch in FORWARD and not _is_elsewhere(spec) else None
+    if arch not in FORWARD or _is_elsewhere(spec):
+        return None
+    grouped = GROUPED[arch](spec, q_len) if q_len is not None and arch in GROUPED else None
+    return grouped or FORWARD[arch](spec)
 
 
-def decode_config(spec: AttentionSpec, arch: str) -> DecodeConfig | None:
-    """The kernels for few queries of `spec` on `arch`, or None where there are none; layout and group select nothing.
+def decode_config(spec: AttentionSpec, arch: str, rows: int = 1) -> DecodeConfig | GroupedSm100Config | None:
+    """The kernels for few queries of `spec` on `arch`, or None where there are none; layout selects nothing.
 
-    Keys in pages have no others; `decode.prefers_decode` says when other calls are better off with them.
+    `rows`: about how many a kv head has, queries times heads of its group. Keys in pages have no other kernels;
+    `decode.prefers_decode` says when other calls are better off with them.
     """
-    return DECODE[arch](spec) if arch in DECODE else None
+    return DECODE[arch](spec, rows) if arch in DECODE else None
 
 
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:

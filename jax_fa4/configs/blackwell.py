@@ -123,6 +123,16 @@ class ForwardSm100Config(KernelConfig):
         return self.tile_m // TILE_ROWS
 
     @property
+    def load_warps(self) -> int:
+        """Warps that load."""
+        return 1
+
+    @property
+    def clears_values(self) -> bool:
+        """Whether rows of V beyond a sequence come into shared memory, where they may be NaN."""
+        return self.has_kv_lengths
+
+    @property
     def threads(self) -> int:
         """Of a CTA."""
         return THREADS

@@ -37,7 +37,7 @@ class KernelConfig:
     """
 
     arch: str
-    kernel: Literal["forward"]
+    kernel: Literal["forward", "grouped", "decode"]
     dtype: Literal["bfloat16", "float16"]
     head_dim: int
     head_dim_v: int

@@ -198,6 +198,11 @@ class DecodeConfig:
         return self.q_bytes + self.kv_stages * self.stage_bytes
 
     @property
+    def tile_rows(self) -> int:
+        """Rows that surely share a CTA: queries times heads of a group."""
+        return TILE_ROWS
+
+    @property
     def box_rows(self) -> int:
         """Keys that one copy moves: a block, or as much of it as surely lies in one page."""
         return self.tile_n if self.page_size is None else math.gcd(self.page_size, self.tile_n)
@@ -247,7 +252,7 @@ class DecodeConfig:
         )
 
 
-def strides(array: Literal["q", "out"]) -> tuple[ScalarParam, ...]:
+def strides(array: str) -> tuple[ScalarParam, ...]:
     """Elements of an array from one batch entry, query and head to the next."""
     return tuple(
         ScalarParam(name=f"{array}_{axis}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]
@@ -260,9 +265,9 @@ def min_split_keys(rows: int) -> int:
     return MIN_SPLIT_KEYS * -(-rows // ROWS_PER_MIN_SPLIT)
 
 
-def prefers_decode(spec: AttentionSpec, q_len: int, kv_len: int) -> bool:
-    """Whether queries are few and keys many, so that these kernels are faster than the forward's."""
-    return q_len * spec.group <= WARPGROUP_ROWS and kv_len >= MIN_KEYS
+def prefers_decode(tile_rows: int, rows: int, kv_len: int) -> bool:
+    """Whether rows (queries times heads of a group) are few and keys many, so that splitting the keys is faster."""
+    return rows <= tile_rows and kv_len >= MIN_KEYS
 
 
 def decode(spec: AttentionSpec) -> DecodeConfig | None:

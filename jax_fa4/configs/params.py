@@ -34,6 +34,12 @@ Extent = Literal[
     "out_batch_stride",
     "out_row_stride",
     "out_head_stride",
+    "k_batch_stride",
+    "k_row_stride",
+    "k_head_stride",
+    "v_batch_stride",
+    "v_row_stride",
+    "v_head_stride",
     "page_size",
     "num_pages",
     "page_slots",  # pages that a sequence may have

@@ -10,6 +10,7 @@ from jax_fa4.configs import (
     BackwardConfig,
     Config,
     DecodeConfig,
+    GroupedSm100Config,
     KernelConfig,
     KernelParam,
     MapParam,
@@ -120,7 +121,7 @@ class Buffers:
 
     def _extents(self) -> dict[str, ExprLike]:
         """The kernels' names for sizes."""
-        config, q, k = self.config, self.buffers["q"], self.buffers["k"]
+        config, q, k, v = self.config, self.buffers["q"], self.buffers["k"], self.buffers["v"]
         assert not isinstance(config, DecodeConfig), "whose calls have sizes of their own"
         kv_heads = q.axes.size(q.number, "k")
         q_len = q.axes.size(q.number, "t")
@@ -133,15 +134,17 @@ class Buffers:
             "kv_heads": kv_heads,
             "batch": q.axes.batch(q.number),
             "head_dim": q.axes.size(q.number, "d"),
+            "head_dim_v": v.axes.size(v.number, "e"),
             "kv_tiles": ceil_div(k.axes.size(k.number, "s"), config.tile_n),
             "range": 2,
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
-        if "out" in self.buffers:
-            out = self.buffers["out"]
-            strides = {"batch": "", "row": "t", "head": "g"}
-            extents |= {f"out_{what}_stride": out.axes.stride(out.number, letter) for what, letter in strides.items()}
+        for name in ("q", "out"):
+            if name in self.buffers:
+                number, axes, _ = self.buffers[name]
+                steps = {"batch": "", "row": "t", "head": "g"}
+                extents |= {f"{name}_{what}_stride": axes.stride(number, letter) for what, letter in steps.items()}
         for name in ("mask", "bias"):
             if name in self.buffers:
                 extents |= _dense_extents(name, self.buffers[name])
@@ -153,7 +156,11 @@ class Buffers:
         return tiles if config.q_stages == 1 else minimum(tiles, multiprocessors())  # of which one fits on each
 
     def query_tiles(self) -> Expr:
-        """A CTA for each tile of queries of each query head."""
+        """A CTA for each tile of queries of each query head, or of those of a whole group."""
+        if isinstance(self.config, GroupedSm100Config):
+            number, axes, _ = self.buffers["q"]
+            tiles = ceil_div(self.extents["q_len"] * axes.size(number, "g"), self.config.tile_m)
+            return tiles * self.extents["kv_heads"] * self.extents["batch"]
         return as_expr(self.extents["q_tiles"]) * self.extents["q_heads"] * self.extents["batch"]
 
     def key_tiles(self) -> Expr:

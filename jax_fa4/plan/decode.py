@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jax_fa4.configs import DecodeConfig, PointerParam
+from jax_fa4.configs import DecodeConfig, GroupedSm100Config, PointerParam
 from jax_fa4.configs.decode import MIN_CTAS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
 from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import SCALARS, Buffers, Kernel, axes_of
@@ -20,20 +20,22 @@ from jax_fa4.spec import Layout
 
 __all__ = ["RESULTS", "decode", "operand_names", "page_axes"]
 
+ARRAYS = ("q", "k", "v")
 SCRATCH = ("partial_out", "partial_lse")
 RESULTS = ("out", "lse", *SCRATCH)
 POOLS = {"k": Axes("kord", "orkd"), "v": Axes("kore", "orke")}
 TABLES = {True: Axes("kbj", "kbj"), False: Axes("bj", "bj", batched=False)}  # by whether XLA may split the call
 
 
-def operand_names(config: DecodeConfig) -> tuple[str, ...]:
+def operand_names(config: DecodeConfig | GroupedSm100Config) -> tuple[str, ...]:
     """The call's operands in order."""
-    pointers = [param.name for param in config.params if isinstance(param, PointerParam)]
-    others = [name for name in pointers if name not in ("q", *SCRATCH)]
-    return ("q", "k", "v", *others, *(("sinks",) if config.has_sinks else ()))
+    main, _ = config.kernels
+    pointers = [param.name for param in main.params if isinstance(param, PointerParam)]
+    others = [name for name in pointers if name not in (*ARRAYS, *SCRATCH)]
+    return (*ARRAYS, *others, *(("sinks",) if config.has_sinks else ()))
 
 
-def page_axes(config: DecodeConfig, layout: Layout, *, splits: bool) -> dict[str, Axes]:
+def page_axes(config: DecodeConfig | GroupedSm100Config, layout: Layout, *, splits: bool) -> dict[str, Axes]:
     """Axes of all arrays of a call whose keys lie in pages; `splits`: XLA may give each device some kv heads."""
     names = [name for name in (*operand_names(config), *RESULTS) if name not in SCALARS]
     axes = {name: axes_of(name, layout) for name in names if name not in ("k", "v", "page_table")}
@@ -42,7 +44,10 @@ def page_axes(config: DecodeConfig, layout: Layout, *, splits: bool) -> dict[str
 
 
 def decode(
-    config: DecodeConfig, kernels: Sequence[Kernel], layout: Layout, axes: Mapping[str, Axes] | None = None
+    config: DecodeConfig | GroupedSm100Config,
+    kernels: Sequence[Kernel],
+    layout: Layout,
+    axes: Mapping[str, Axes] | None = None,
 ) -> Plan:
     """The plan of a call whose q, k, v and out lie in memory as `layout` says; `kernels`: of `config.kernels`.
 
@@ -59,15 +64,21 @@ def decode(
 
 class _Buffers(Buffers):
     def split_tiles(self) -> Expr:
-        """A CTA for every `cta_splits` splits of each tile of packed queries of each kv head."""
-        return self._tiles() * ceil_div(self.extents["num_splits"], self.extents["cta_splits"])
+        """A CTA for every `cta_splits` splits of each tile of each kv head, or for every split."""
+        splits = self.extents["num_splits"]
+        if isinstance(self.config, DecodeConfig):
+            splits = ceil_div(splits, self.extents["cta_splits"])
+        return self._tiles() * splits
 
     def rows(self) -> Expr:
         """A CTA for every query of every head."""
         return self.extents["q_len"] * self._of("q", "g") * self.extents["kv_heads"] * self.extents["batch"]
 
     def _tiles(self) -> Expr:
-        tiles = ceil_div(self._of("q", "t"), TILE_ROWS // self._of("q", "g"))
+        q_len, group = self._of("q", "t"), self._of("q", "g")
+        tiles = ceil_div(q_len, TILE_ROWS // group)
+        if not isinstance(self.config, DecodeConfig):
+            tiles = ceil_div(q_len * group, self.config.tile_m)
         number, axes, _ = self.buffers["q"]
         batch = self._of("q", "b") if "b" in axes.logical else axes.batch(number)
         return tiles * self._of("q", "k") * batch
@@ -104,6 +115,11 @@ class _Buffers(Buffers):
         has_heads = "k" in table.logical
         return {
             "kv_len": slots * page_size,
+            **{
+                f"{name}_{what}_stride": self.buffers[name].axes.stride(self.buffers[name].number, letter)
+                for name in ("k", "v")
+                for what, letter in (("batch", "o"), ("row", "r"), ("head", "k"))
+            },
             "page_size": page_size,
             "num_pages": self._of("k", "o"),
             "page_slots": slots,

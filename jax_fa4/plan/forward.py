@@ -12,14 +12,15 @@ from jax_fa4.spec import Layout
 
 __all__ = ["RESULTS", "forward", "operand_names"]
 
+ARRAYS = ("q", "k", "v")
 RESULTS = ("out", "lse")
 
 
 def operand_names(config: KernelConfig, *, is_fused: bool = False) -> tuple[str, ...]:
     """The call's operands in order; q, k and v are one if fused."""
-    arrays = ("qkv",) if is_fused else ("q", "k", "v")
+    arrays = ("qkv",) if is_fused else ARRAYS
     pointers = (param.name for param in config.params if isinstance(param, PointerParam))
-    return (*arrays, *(name for name in pointers if name not in RESULTS))
+    return (*arrays, *(name for name in pointers if name not in (*ARRAYS, *RESULTS)))
 
 
 def forward(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from jax_fa4 import blockwise, cubins, export
-from jax_fa4.configs import Config, backward_config, decode_config, forward_config
+from jax_fa4.configs import Config, DecodeConfig, GroupedSm100Config, backward_config, decode_config, forward_config
 from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
@@ -139,7 +139,8 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         return list(blockwise.forward(x))
     if x.page_table is not None or _prefers_decode(x, spec, target):
         return _decode(x, spec, target)
-    configs = [_present(forward_config(spec, arch)) for arch in target.archs]
+    q_len = x.q.shape[-3] if _has_sizes(x) else None
+    configs = [_present(forward_config(spec, arch, q_len)) for arch in target.archs]
     kernels = [_kernels([config]) for config in configs]
     dense, dense_axes = _dense(x, target)
     plans = [
@@ -167,13 +168,17 @@ def _has_sizes(x: Operands) -> bool:
 
 
 def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
-    has_config = all(decode_config(spec, arch) for arch in target.archs)
-    return has_config and _has_sizes(x) and prefers_decode(spec, x.q.shape[-3], x.seqlen_k)
+    if not _has_sizes(x):
+        return False
+    rows = x.q.shape[-3] * spec.group
+    configs = [decode_config(spec, arch, rows) for arch in target.archs]
+    return all(c is not None and prefers_decode(c.tile_rows, rows, x.seqlen_k) for c in configs)
 
 
 def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The forward's results from the kernels for few queries; the others of the call are scratch."""
-    configs = [_present(decode_config(spec, arch)) for arch in target.archs]
+    rows = x.q.shape[-3] * spec.group
+    configs = [_decode_config(spec, arch, rows) for arch in target.archs]
     kernels = [_kernels(config.kernels) for config in configs]
     is_paged = x.page_table is not None
     axes = decode.page_axes(configs[0], spec.layout, splits=target.splits) if is_paged else {}
@@ -249,6 +254,12 @@ def _dense(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str,
     present = {name: a for name in ("mask", "bias") if (a := getattr(x, name)) is not None}
     operands = {name: dense_operand(a, x, splits=target.splits) for name, a in present.items()}
     return {name: a for name, (a, _) in operands.items()}, {name: axes for name, (_, axes) in operands.items()}
+
+
+def _decode_config(spec: AttentionSpec, arch: str, rows: int) -> DecodeConfig | GroupedSm100Config:
+    config = decode_config(spec, arch, rows)
+    assert config is not None, "the lowering has asked whether there is a kernel"
+    return config
 
 
 def _present(config: _C | None) -> _C:

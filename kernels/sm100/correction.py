@@ -5,7 +5,8 @@ O is only touched where some row of a warp needs it: all 32 lanes decide togethe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Numeric
 
 from ..core.ptx import cvt_pair
 from . import mma, ptx
-from .shared import Barriers, OutRows, Slot, Smem, Work, arrive, in_slot, wait
+from .shared import Barriers, Slot, Smem, Work, arrive, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Correction"]
 
 COLUMNS = 16  # of O that a thread has in registers at a time
+WORDS = 4  # of 32 bits in a store
 
 
 class SmemRow(NamedTuple):
@@ -30,10 +32,11 @@ class SmemRow(NamedTuple):
     tile: cute.Pointer
     row: Int32
 
-    def store(self, column: int, words: list[Int32]) -> None:
-        """Eight elements from `column` on."""
-        element = mma.piece(self.row, column, self.config.map_rows, self.config.v_columns)
-        ptx.st_shared_v4(self.tile + element, words)
+    def store(self, column: int, values: list[Float32]) -> None:
+        """Elements from `column` on."""
+        for first, words in _rounded(self.tile.dtype, column, values):
+            element = mma.piece(self.row, first, self.config.map_rows, self.config.v_columns)
+            ptx.st_shared_v4(self.tile + element, words)
 
 
 class GlobalRow(NamedTuple):
@@ -43,10 +46,25 @@ class GlobalRow(NamedTuple):
     start: cute.Pointer
     exists: Boolean
 
-    def store(self, column: int, words: list[Int32]) -> None:
-        """Eight elements from `column` on, unless they are padding."""
-        if column < self.config.head_dim_v:
-            ptx.st_global_v4(self.start + column, words, self.exists)
+    def store(self, column: int, values: list[Float32]) -> None:
+        """Elements from `column` on, but padding."""
+        for first, words in _rounded(self.start.dtype, column, values):
+            if first < self.config.head_dim_v:
+                ptx.st_global_v4(self.start + first, words, self.exists)
+
+
+class PartialRow(NamedTuple):
+    """A row of a split's O in global memory in float32, if it is there."""
+
+    config: ForwardSm100Config
+    start: cute.Pointer
+    exists: Boolean
+
+    def store(self, column: int, values: list[Float32]) -> None:
+        """Elements from `column` on, but padding."""
+        for first in range(column, min(column + len(values), self.config.head_dim_v), WORDS):
+            words = values[first - column : first - column + WORDS]
+            ptx.st_global_v4(self.start + first, words, self.exists)
 
 
 class Correction:
@@ -56,7 +74,7 @@ class Correction:
         self.config, self.dtype = config, dtype
 
     @cute.jit
-    def tile(self, smem: Smem, barriers: Barriers, out: OutRows | None, work: Work, tmem: Int32, step: Int32) -> Int32:
+    def tile(self, smem: Smem, barriers: Barriers, out: Any | None, work: Work, tmem: Int32, step: Int32) -> Int32:
         """Waits: stats, total, o.full, out.empty. Signals: p.full, total.empty, out.full.
 
         `out`: where O is stored from here; None: it goes to shared memory, and the epilogue warp stores it.
@@ -66,7 +84,7 @@ class Correction:
         lanes = tmem + (thread // 32 << 21)
         visit = work.visit
         if visit.num_n_blocks > 0:
-            if cutlass.const_expr(self.config.has_kv_lengths):
+            if cutlass.const_expr(self.config.clears_values):
                 self.clear_padding(smem, barriers, work)
             for i in cutlass.range_constexpr(self.config.q_tiles):
                 arrive(barriers.p_full + i)  # the first product overwrites O
@@ -100,7 +118,7 @@ class Correction:
         self,
         smem: Smem,
         barriers: Barriers,
-        out: OutRows | None,
+        out: Any | None,
         work: Work,
         lanes: Int32,
         thread: Int32,
@@ -112,31 +130,30 @@ class Correction:
         `empty`: no key is visited, nothing was computed.
         """
         config = self.config
-        row = work.tile.m_block * config.tile_m + i * config.map_rows + thread
+        query, head = work.rows.place(i * config.map_rows + thread)
         factor = Float32(0.0) if cutlass.const_expr(empty) else smem.totals[thread, i]
         if cutlass.const_expr(config.is_persistent):
             arrive(barriers.total_empty + i)
-        place: SmemRow | GlobalRow
+        place: SmemRow | GlobalRow | PartialRow
         if cutlass.const_expr(out is None):
             if cutlass.const_expr(config.is_persistent):
                 wait(barriers.out_empty + i, (work.round & 1) ^ 1)  # the O of the tile before has left
             place = SmemRow(config, smem.out[None, None, i].iterator, thread)
         else:
             assert out is not None, "no other way to store O"
-            place = self.global_row(out, work, row)
-        self.round_out(place, lanes + config.tmem.out[i], factor, row < work.seq.q_len, empty)
+            place = self.global_row(out, work, query, head)
+        self.store_row(place, lanes + config.tmem.out[i], factor, query < work.seq.q_len, empty)
         if cutlass.const_expr(out is None):
             cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
             arrive(barriers.out_full + i)
 
-    def global_row(self, out: OutRows, work: Work, row: Int32) -> GlobalRow:
-        """Where `row` of the tile's head lies in global memory."""
-        tile = work.tile
-        offset = tile.batch * out.batch_stride + row * out.row_stride + tile.q_head * out.head_stride
-        return GlobalRow(self.config, out.start + offset, row < work.grid.q_len)
+    def global_row(self, out: Any, work: Work, query: Int32, head: Int32 | int) -> GlobalRow | PartialRow:
+        """Where a row lies in global memory; `head` counts from the tile's."""
+        start = out.row(work.tile.batch, query, work.tile.q_head + head)
+        return GlobalRow(self.config, start, query < work.grid.q_len)
 
-    def round_out(
-        self, place: SmemRow | GlobalRow, address: Int32, factor: Float32, present: Boolean, empty: bool
+    def store_row(
+        self, place: SmemRow | GlobalRow | PartialRow, address: Int32, factor: Float32, present: Boolean, empty: bool
     ) -> None:
         """A row of O, times `factor`, from tensor memory to `place`; 0 where it is `empty` or not `present`."""
         config = self.config
@@ -148,9 +165,7 @@ class Correction:
                 out = _scaled(loaded, factor)
             if config.has_q_lengths:
                 out = [Float32(cutlass.select_(present, value, Float32(0.0))) for value in out]
-            words = [cvt_pair(self.dtype, out[c], out[c + 1]) for c in range(0, COLUMNS, 2)]
-            for first in range(0, COLUMNS, mma.PIECE):
-                place.store(column + first, words[first // 2 : (first + mma.PIECE) // 2])
+            place.store(column, out)
 
     @cute.jit
     def clear_padding(self, smem: Smem, barriers: Barriers, work: Work) -> None:
@@ -169,6 +184,12 @@ class Correction:
             for word in cutlass.range(first, (config.tile_n - seen) * row_words, config.map_rows, unroll=1):
                 words[seen + word // row_words, word % row_words] = Int32(0)
             cute.arch.fence_proxy("async.shared", space="cta")  # the tensor core may read what this thread wrote
+
+
+def _rounded(dtype: type[Numeric], column: int, values: list[Float32]) -> Iterator[tuple[int, list[Int32]]]:
+    """Values from `column` on in 16 bit: the first column of each store, and its words."""
+    words = [cvt_pair(dtype, values[c], values[c + 1]) for c in range(0, len(values), 2)]
+    return ((column + 2 * w, words[w : w + WORDS]) for w in range(0, len(words), WORDS))
 
 
 def _scaled(values: list[Float32], factor: Float32) -> list[Float32]:

@@ -35,6 +35,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..core import inputs as calls
 from ..core.bounds import Bounds
+from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.scheduler import Grid, SingleTile
 from . import mma
@@ -42,7 +43,7 @@ from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import Barriers, Maps, OutRows, Slot, Smem, Work, allocate, arrive, make_barriers, wait
+from .shared import ArrayRows, Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class ForwardSm100:
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
-        out: cute.Tensor | OutRows,
+        out: cute.Tensor | ArrayRows,
         lse: cute.Pointer,
         inputs: Inputs,
         grid: Grid,
@@ -118,7 +119,7 @@ class ForwardSm100:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, out: OutRows | None, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, out: Any, lse: cute.Pointer, inputs: Inputs, grid: Any) -> None:
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
@@ -151,7 +152,7 @@ class ForwardSm100:
                 self.free(smem, barriers)
             if warp == EPILOGUE_WARP:
                 self.store(maps, smem, barriers, inputs, grid)
-            if warp == LOAD_WARP:
+            if warp == LOAD_WARP if config.load_warps == 1 else warp >= LOAD_WARP:
                 self.each_tile(
                     inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
                 )
@@ -170,7 +171,7 @@ class ForwardSm100:
             )
 
     @cute.jit
-    def each_tile(self, inputs: Inputs, grid: Grid, compute: cutlass.Constexpr, state: Any) -> None:
+    def each_tile(self, inputs: Inputs, grid: Any, compute: cutlass.Constexpr, state: Any) -> None:
         """Calls `state = compute(work, state)` for each tile of the CTA.
 
         Each role finds its tiles itself: what it knows of them then needs no registers while another role runs.
@@ -185,13 +186,14 @@ class ForwardSm100:
         else:
             compute(self.work(inputs, grid, cute.arch.block_idx()[0], Int32(0)), state)
 
-    def work(self, inputs: Inputs, grid: Grid, index: Int32, round: Int32) -> Work:
+    def work(self, inputs: Inputs, grid: Any, index: Int32, round: Int32) -> Work:
         """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness."""
         tile = self.scheduler.tile(index, grid)
         seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
         within = calls.key_blocks(inputs, grid, tile, tile.m_block, self.config.tile_m)
         visit = self.bounds.visit(tile.m_block, seq, within)
-        return Work(grid, tile, seq, visit, calls.logits(inputs), inputs, round)
+        rows = Rows(tile.m_block * self.config.tile_m)
+        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round)
 
     def free(self, smem: Smem, barriers: Barriers) -> None:
         """Gives tensor memory back. Waits: tmem.idle."""

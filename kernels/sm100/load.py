@@ -14,7 +14,7 @@ from .shared import Barriers, Maps, Slot, Smem, Work, in_slot, wait
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
-__all__ = ["Load"]
+__all__ = ["Load", "fetch"]
 
 
 class Load:
@@ -48,7 +48,7 @@ class Load:
         full = barriers.q_full + i
         _expect(full, config.q_bytes // config.q_tiles)
         corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
-        _fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
+        fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
 
     def keys(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """K of a block into `slot`; returns the next one."""
@@ -74,14 +74,20 @@ class Load:
         slot: Slot,
     ) -> Slot:
         """One block. Waits: kv.empty. Signals: kv.full."""
-        tile_n = self.config.tile_n
         wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
         if cutlass.const_expr(self.config.kv_is_uneven):
             self.wait_for_the_middle(barriers, slot)
         full = barriers.kv_full + slot.index
         _expect(full, size)
-        _fetch(atom, (tile_n, columns), Corner(n_block * tile_n, work.tile.kv_head, work.tile.batch), target, full)
+        self.copy(atom, columns, target, full, work, n_block)
         return slot.next(self.config.kv_stages)
+
+    def copy(
+        self, atom: cute.CopyAtom, columns: int, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
+    ) -> None:
+        """Starts the copy of one block."""
+        tile_n, tile = self.config.tile_n, work.tile
+        fetch(atom, (tile_n, columns), Corner(n_block * tile_n, tile.kv_head, tile.batch), target, full)
 
     @cute.jit
     def wait_for_the_middle(self, barriers: Barriers, slot: Slot) -> None:
@@ -95,8 +101,7 @@ def _expect(full: cute.Pointer, size: int) -> None:
         cute.arch.mbarrier_arrive_and_expect_tx(full, size)
 
 
-def _fetch(
-    atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, target: cute.Tensor, full: cute.Pointer
-) -> None:
+def fetch(atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, target: cute.Tensor, full: cute.Pointer) -> None:
+    """Starts the copy of rows of a block; its bytes count towards `full`."""
     destination, source = partition(atom, block, corner, target)
     cute.copy(atom, source, destination, tma_bar_ptr=full)

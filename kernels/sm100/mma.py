@@ -11,6 +11,9 @@ from cutlass import BFloat16, Boolean, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import tcgen05
 
+from ..core.divide import divide, divide_with_rest
+from ..core.seqlen import Index
+
 __all__ = ["Instruction", "Operand", "by_columns", "by_rows", "issue", "layout", "piece"]
 
 M = 128  # rows of a product, a lane of tensor memory each
@@ -32,10 +35,11 @@ def layout(dtype: type[Numeric], rows: int, columns: int) -> cute.ComposedLayout
     return cute.tile_to_shape(tcgen05.make_smem_layout_atom(kind, dtype), (rows, columns), order=(0, 1))
 
 
-def piece(row: Int32, column: int, rows: int, columns: int) -> Int32:
+def piece(row: Int32, column: Index, rows: int, columns: int) -> Int32:
     """Element, from the start of a tile, of the 16-byte piece at (row, column)."""
     width = swizzle_width(columns)
-    slab, within = column * 2 // width, column * 2 % width // 16
+    slab, rest = divide_with_rest(column, width // 2)
+    within = divide(rest, PIECE)
     pattern = row // (ATOM_ROWS * 16 // width) % (width // 16)
     return slab * (rows * width // 2) + row * (width // 2) + (pattern ^ within) * PIECE
 

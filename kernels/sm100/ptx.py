@@ -7,6 +7,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
 __all__ = [
+    "cp_async",
     "fence_after_sync",
     "fence_before_sync",
     "max3",
@@ -52,10 +53,16 @@ def fence_after_sync() -> None:
     _asm([], "tcgen05.fence::after_thread_sync;", "")
 
 
-def st_global_v4(pointer: cute.Pointer, words: list[Int32], present: Boolean) -> None:
+def cp_async(target: cute.Pointer, source: cute.Pointer, size: Int32) -> None:
+    """cp.async.cg of 16 bytes to shared memory, of which `size` are copied and the others zero (PTX ISA, cp.async)."""
+    _asm([target.toint(), source.toint(), size], "cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r")
+
+
+def st_global_v4(pointer: cute.Pointer, words: list[Int32] | list[Float32], present: Boolean) -> None:
     """st.global.v4.b32: 16 bytes to an address of a multiple of 16, if `present`."""
+    kind = "f" if isinstance(words[0], Float32) else "r"
     text = "{ .reg .pred p; setp.ne.s32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }"
-    _asm([pointer.toint(), *words, Int32(present)], text, "l,r,r,r,r,r")
+    _asm([pointer.toint(), *words, Int32(present)], text, ",".join(["l", *[kind] * 4, "r"]))
 
 
 def st_shared_v4(pointer: cute.Pointer, words: list[Int32]) -> None:

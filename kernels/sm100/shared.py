@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -10,8 +10,9 @@ from cutlass import Float32, Int32, Int64, Numeric
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core.bounds import Visit
+from ..core.heads import Rows
 from ..core.inputs import Inputs, Logits
-from ..core.scheduler import Grid, Tile
+from ..core.scheduler import Tile
 from ..core.seqlen import Sequence
 from . import mma, ptx
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import Barrier, ForwardSm100Config
 
 __all__ = [
+    "ArrayRows",
     "Barriers",
     "Maps",
-    "OutRows",
     "Slot",
     "Smem",
     "Work",
@@ -37,11 +38,11 @@ ALIGNMENT = 1024  # bytes: the widest swizzle repeats so
 
 
 class Maps(NamedTuple):
-    """TMA copies of one tile each."""
+    """TMA copies of one tile each; None: other copies."""
 
-    q: cute.CopyAtom
-    k: cute.CopyAtom
-    v: cute.CopyAtom
+    q: cute.CopyAtom | None
+    k: cute.CopyAtom | None
+    v: cute.CopyAtom | None
     out: cute.CopyAtom | None  # where the epilogue warp stores O
 
     def prefetch(self) -> None:
@@ -51,13 +52,17 @@ class Maps(NamedTuple):
                 cpasync.prefetch_descriptor(atom)
 
 
-class OutRows(NamedTuple):
-    """O in global memory, where the correction warps store it. Strides are in elements."""
+class ArrayRows(NamedTuple):
+    """An array in global memory that TMA doesn't copy: rows, head_dim contiguous. Strides are in elements."""
 
     start: cute.Pointer
-    batch_stride: Int64
+    batch_stride: Int64  # of keys in pages: from one page to the next
     row_stride: Int64
     head_stride: Int64
+
+    def row(self, batch: Int32, row: Int32, head: Int32) -> cute.Pointer:
+        """Its first element."""
+        return self.start + (batch * self.batch_stride + row * self.row_stride + head * self.head_stride)
 
 
 class Smem(NamedTuple):
@@ -126,13 +131,15 @@ def in_slot(config: ForwardSm100Config, tile: cute.Tensor, slot: Slot) -> cute.T
 class Work(NamedTuple):
     """One tile and what it visits."""
 
-    grid: Grid
+    grid: Any  # Grid, or a record with its fields and more
     tile: Tile
+    rows: Rows
     seq: Sequence
     visit: Visit
     logits: Logits
     inputs: Inputs
     round: Int32  # tiles that the CTA has computed before, and so phases of the barriers that a tile completes once
+    split: Int32 | None = None  # of the keys that the tile sees
 
 
 def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:

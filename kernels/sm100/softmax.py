@@ -35,6 +35,7 @@ class Row(NamedTuple):
     """What a thread knows of its row. Tensors are updated in place."""
 
     thread: Int32  # in the tile, which is the row's lane of tensor memory
+    q_head: Int32
     place: mask.Place
     features: Features
     row_max_log2: cute.Tensor  # [1] float32
@@ -89,7 +90,7 @@ class Softmax:
         sink = None
         if cutlass.const_expr(self.config.has_sinks):
             assert work.inputs.sinks is not None, "the config says so"
-            sink = inputs.read(work.inputs.sinks + (tile.batch * grid.q_heads + tile.q_head))
+            sink = inputs.read(work.inputs.sinks + (tile.batch * grid.q_heads + row.q_head))
         factor, row_lse = normalise(row.row_sum[0], row.row_max_log2[0], sink)
         if cutlass.const_expr(self.config.is_persistent):
             wait(barriers.total_empty + i, (work.round & 1) ^ 1)  # the factors of the tile before have been read
@@ -98,18 +99,23 @@ class Softmax:
         if cutlass.const_expr(self.config.has_q_lengths):
             row_lse = Float32(cutlass.select_(query < work.seq.q_len, row_lse, -Float32.inf))
         if query < grid.q_len:
-            rows_before = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len
-            element = cute.make_tensor(lse + (rows_before + query), cute.make_layout(1))
+            element = cute.make_tensor(lse + self.lse_element(work, row), cute.make_layout(1))
             element[0] = row_lse
+
+    def lse_element(self, work: Work, row: Row) -> Int64:
+        """Where lse of a row lies in its array."""
+        rows_before = (Int64(work.tile.batch) * work.grid.q_heads + row.q_head) * work.grid.q_len
+        return rows_before + row.place.rows[0]
 
     def row(self, work: Work, i: int) -> Row:
         """The calling thread's row, no key seen yet."""
         config = self.config
         thread = cute.arch.thread_idx()[0] % config.map_rows
-        query = work.tile.m_block * config.tile_m + i * config.map_rows + thread
+        query, head = work.rows.place(i * config.map_rows + thread)
         place = mask.Place(rows=(query,), first_column=Int32(0), columns=tuple(range(config.tile_n)))
         row = Row(
             thread=thread,
+            q_head=work.tile.q_head + head,
             place=place,
             features=Features.of(work.inputs, work.grid, work.tile, place),
             row_max_log2=cute.make_rmem_tensor(1, Float32),

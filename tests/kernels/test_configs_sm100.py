@@ -1,11 +1,12 @@
 """Blackwell's forward configs: the table, the arithmetic behind it, and what a bad choice is told."""
 
+import collections
 import dataclasses
 import itertools
 
 import pytest
 
-from jax_fa4.configs import all_configs, forward_config
+from jax_fa4.configs import all_configs, decode_config, forward_config
 from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config, kv_stages_that_fit
 from jax_fa4.configs.params import MapParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -104,7 +105,39 @@ def test_a_row_of_q_and_out_is_a_lane_of_tensor_memory():
 def test_what_is_built_ahead_is_for_that_architecture(arch):
     configs = all_configs(arch)
     assert {config.arch for config in configs} == {arch}
-    assert len(set(configs)) == len(configs) == 3 * 2 * 4
+    assert len(set(configs)) == len(configs)
+    numbers = collections.Counter(config.kernel for config in configs)
+    assert numbers == {"forward": 3 * 2 * 4, "decode": 3 * 2 * 4, "combine": 2 * 2}
+
+
+@pytest.mark.parametrize(
+    ("q_len", "group", "kernel", "tile_m"),
+    [
+        (1, 8, "grouped", 128),
+        (100, 2, "grouped", 256),
+        (100, 3, "grouped", 256),
+        (200, 2, "forward", 256),  # two tiles either way
+        (256, 8, "forward", 256),
+        (100, 1, "forward", 256),
+        (None, 8, "forward", 256),
+    ],
+)
+def test_heads_share_tiles_where_that_saves_some(q_len, group, kernel, tile_m):
+    spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, group=group)
+    config = forward_config(spec, "sm_100a", q_len)
+    assert (config.kernel, config.tile_m) == (kernel, tile_m)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "box", "by_lanes"), [(1, 1, True), (48, 16, False), (12, 4, True), (512, 128, False)]
+)
+def test_lanes_copy_pages_of_which_tensor_copies_would_take_too_little(page_size, box, by_lanes):
+    for head_dim, head_dim_v in ((8, 8), (128, 128), (192, 128)):
+        spec = AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim_v, group=4, page_size=page_size)
+        for rows in (4, 500):
+            config = decode_config(spec, "sm_100a", rows)
+            assert (config.box_rows, config.gathers_keys) == (box, by_lanes)
+            assert config.kv_stages >= config.blocks_ahead + 2 >= 3
 
 
 def test_features_without_a_kernel_have_none():

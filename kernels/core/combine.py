@@ -28,13 +28,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ..core.divide import divide, divide_with_rest
-from ..core.softmax import LN_2, LOG2_E
+from .divide import divide, divide_with_rest
+from .softmax import LN_2, LOG2_E
 
 if TYPE_CHECKING:
     from jax_fa4.configs import CombineConfig
 
-__all__ = ["Arrays", "CombineSm90", "Extents"]
+__all__ = ["Arrays", "Combine", "Extents"]
 
 LANES = 32
 VECTOR = 4  # floats in 16 bytes
@@ -73,7 +73,7 @@ class Row(NamedTuple):
     batch: Int32
 
 
-class CombineSm90:
+class Combine:
     """The combine kernel of one config. `launch` is compiled for its device code only."""
 
     def __init__(self, config: CombineConfig) -> None:

@@ -1,0 +1,180 @@
+"""The load warps of grouped heads: Q row by row, K and V by TMA or, where that takes too many copies, row by row too.
+
+What cp.async copies is in shared memory when the warp that asked for it has waited; a fence then shows it to the tensor
+core. Where K and V come so, both warps run up to `blocks_ahead` blocks of K or V ahead of what they have shown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Numeric
+
+from ..core.tma import Corner
+from . import mma
+from .gather import Source, gather
+from .load import Load, fetch
+from .shared import ArrayRows, Barriers, Maps, Slot, Smem, Work, arrive, in_slot, wait
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.grouped import GroupedSm100Config
+
+__all__ = ["GroupedLoad", "box_layout"]
+
+WARPS = 2
+LANES = 32
+MAX_UNROLLED_BOXES = 4
+
+
+def box_layout(dtype: type[Numeric], config: GroupedSm100Config, columns: int) -> cute.ComposedLayout:
+    """What one copy writes: rows as in a tile, from any of its swizzle's patterns on."""
+    tile = mma.layout(dtype, config.box_rows, columns)
+    slab = mma.swizzle_width(columns) * 8 // dtype.width
+    outer = cute.make_layout((config.box_rows, (slab, columns // slab)), stride=(slab, (1, config.box_rows * slab)))
+    return cute.make_composed_layout(tile.inner, 0, outer)
+
+
+class GroupedLoad(Load):
+    """In the order in which the MMA warp asks: Q, then K and V of each block."""
+
+    config: GroupedSm100Config
+
+    @cute.jit
+    def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, slot: Slot) -> Slot:
+        """Waits: kv.empty. Signals: q.full, kv.full. Returns the slot behind. Both warps call it."""
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            self.gather_queries(smem, work)
+            if cutlass.const_expr(self.config.gathers_keys):
+                slot = self.gather_blocks(smem, barriers, work, slot)
+            else:
+                is_first = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS == 0
+                if is_first:
+                    slot = self.keys(maps, smem, barriers, work, visit.first, slot)
+                cute.arch.cp_async_wait_group(0)
+                self.show_queries(barriers)
+                if is_first:
+                    slot = self.values(maps, smem, barriers, work, visit.first, slot)
+                    for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                        slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
+                        slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
+        return slot
+
+    def gather_queries(self, smem: Smem, work: Work) -> None:
+        """Starts copies of all Q tiles. Rows behind the last query are 0: finite, and never stored."""
+        config, grid, tile = self.config, work.grid, work.tile
+        shape = (config.map_rows, config.columns)
+        for i in range(config.q_tiles):
+
+            def find(row: Int32, first: int = i * config.map_rows) -> Source:
+                query, head = work.rows.place(first + row)
+                place = cutlass.min(query, grid.q_len - 1)
+                return Source(grid.q.row(tile.batch, place, tile.q_head + head), query < grid.q_len)
+
+            gather(smem.q[None, None, i], shape, config.head_dim, self.lane, WARPS * LANES, find)
+        cute.arch.cp_async_commit_group()
+
+    def show_queries(self, barriers: Barriers) -> None:
+        """The copies of Q are complete. Signals: q.full."""
+        cute.arch.fence_proxy("async.shared", space="cta")
+        for i in range(self.config.q_tiles):
+            arrive(barriers.q_full + i)
+
+    @cute.jit
+    def gather_blocks(self, smem: Smem, barriers: Barriers, work: Work, slot: Slot) -> Slot:
+        """Waits: kv.empty. Signals: q.full, kv.full."""
+        visit, ahead = work.visit, self.config.blocks_ahead
+        shown = slot
+        slot = self.gather_keys(smem, barriers, work, visit.first, slot)
+        cute.arch.cp_async_wait_group(1)
+        self.show_queries(barriers)
+        slot = self.gather_values(smem, barriers, work, visit.first, slot)
+        if cutlass.const_expr(ahead == 1):
+            shown = self.show_block(barriers, shown, ahead)
+        for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
+            slot = self.gather_keys(smem, barriers, work, visit.first - i, slot)
+            shown = self.show_block(barriers, shown, ahead)
+            slot = self.gather_values(smem, barriers, work, visit.first - i, slot)
+            shown = self.show_block(barriers, shown, ahead)
+        for newer in cutlass.range_constexpr(ahead - 1, -1, -1):
+            shown = self.show_block(barriers, shown, newer)
+        return slot
+
+    def gather_keys(self, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
+        """K of a block into `slot`; returns the next one."""
+        config, target = self.config, in_slot(self.config, smem.k, slot)
+        return self.gather_block(work.grid.k, config.head_dim, config.columns, target, barriers, work, n_block, slot)
+
+    def gather_values(self, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
+        """V of a block into `slot`; returns the next one."""
+        config, target = self.config, in_slot(self.config, smem.v, slot)
+        return self.gather_block(
+            work.grid.v, config.head_dim_v, config.v_columns, target, barriers, work, n_block, slot
+        )
+
+    def gather_block(
+        self,
+        array: ArrayRows,
+        head_dim: int,
+        columns: int,
+        target: cute.Tensor,
+        barriers: Barriers,
+        work: Work,
+        n_block: Int32,
+        slot: Slot,
+    ) -> Slot:
+        """Starts the copies of one block; keys beyond the sequence are 0. Waits: kv.empty."""
+        config, tile, pages = self.config, work.tile, work.grid.pages
+        wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
+
+        def find(row: Int32) -> Source:
+            key = n_block * config.tile_n + row
+            place = cutlass.min(key, work.seq.kv_len - 1)
+            page, row = pages.find(place, config.page_size, tile.kv_head, tile.batch)
+            return Source(array.row(page, row, tile.kv_head), key < work.seq.kv_len)
+
+        gather(target, (config.tile_n, columns), head_dim, self.lane, WARPS * LANES, find)
+        cute.arch.cp_async_commit_group()
+        return slot.next(config.kv_stages)
+
+    def show_block(self, barriers: Barriers, shown: Slot, newer: int) -> Slot:
+        """All but the `newer` last copies are complete, so that of slot `shown`. Signals: kv.full."""
+        cute.arch.cp_async_wait_group(newer)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        arrive(barriers.kv_full + shown.index)
+        return shown.next(self.config.kv_stages)
+
+    @property
+    def lane(self) -> Int32:
+        """Of both warps."""
+        return cute.arch.thread_idx()[0] % (WARPS * LANES)
+
+    def copy(
+        self, atom: cute.CopyAtom, columns: int, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
+    ) -> None:
+        """Starts the copies of one block: page by page where keys lie in pages."""
+        if work.grid.pages is None:
+            super().copy(atom, columns, target, full, work, n_block)
+        else:
+            self.copy_pages(atom, columns, target, full, work, n_block)
+
+    @cute.jit
+    def copy_pages(
+        self,
+        atom: cute.CopyAtom,
+        columns: cutlass.Constexpr,
+        target: cute.Tensor,
+        full: cute.Pointer,
+        work: Work,
+        n_block: Int32,
+    ) -> None:
+        """As many keys at a time as surely lie in one page."""
+        config, tile = self.config, work.tile
+        rows, boxes = config.box_rows, config.tile_n // config.box_rows
+        for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
+            key = n_block * config.tile_n + box * rows
+            page, row = work.grid.pages.find(key, config.page_size, tile.kv_head, tile.batch)
+            place = cute.local_tile(target, (rows, columns), (box, 0))
+            fetch(atom, (rows, columns), Corner(row, tile.kv_head, page), place, full)
