@@ -124,6 +124,7 @@ class ForwardSm100:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
             maps.prefetch()
+        self.announce()
         smem = allocate(config, self.dtype)
         if warp == MMA_WARP:
             cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address)
@@ -156,6 +157,9 @@ class ForwardSm100:
                 self.each_tile(
                     inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
                 )
+
+    def announce(self) -> None:
+        """Says that the stream's next kernel may start early, if it is made for that."""
 
     def softmax_of(
         self, i: int, lse: cute.Pointer, smem: Smem, barriers: Barriers, tmem: Int32

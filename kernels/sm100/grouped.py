@@ -91,6 +91,11 @@ class GroupedSm100(ForwardSm100):
             min_blocks_per_mp=1,
         )
 
+    def announce(self) -> None:
+        """`combine` may start: it waits for this kernel's end by itself."""
+        if self.config.is_split:
+            cute.arch.griddepcontrol_launch_dependents()
+
     def map(self, array: cute.Tensor, columns: int) -> cute.CopyAtom:
         """The copy of a box of K or V."""
         box, op = box_layout(self.dtype, self.config, columns), cpasync.CopyBulkTensorTileG2SOp()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jax_fa4
-from jax_fa4 import emulate, testing
+from jax_fa4 import emulate, launcher, testing
 from jax_fa4.testing import Cell
 
 from .test_decode_sm90 import assert_exact, assert_same_bits, in_pages
@@ -58,7 +58,7 @@ def assert_attention(cell: Cell, mode: str = "late", seed: int = 0):
 
 
 def test_short_queries_of_all_heads_share_tiles():
-    problem = cell(q=57, k=150, group=5, batch=(2,), causal=True, sinks=True, layout="BNTH")  # 285 rows: two CTAs
+    problem = cell(q=57, k=150, group=5, causal=True, sinks=True, layout="BNTH")  # 285 rows: two CTAs
     assert kernels(assert_attention(problem)) == ["grouped"]
 
 
@@ -72,6 +72,21 @@ def test_keys_may_lie_in_pages_of_any_size(page_size, length, mode):
     assert_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 2)
     assert kernels(launches) == ["decode", "combine"]
     assert (launches[0].result.stats.total("tma_load_bytes") > 0) == (page_size == 48)
+
+
+@pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks")
+def test_exported_programs_launch_them():
+    x = in_pages((140, 0, 67), 48)
+
+    def program(arrays):
+        return jax_fa4.attention_paged(**arrays)
+
+    with jax_fa4.target_arch("sm_100a"):
+        checks = jax_fa4.export_disabled_checks()
+        exported = jax.export.export(jax.jit(program), platforms=["cuda"], disabled_checks=checks)(x)
+    text = exported.mlir_module()
+    for name in ("decode_sm_100a_bfloat16_d64_right_kv_lengths_page48", "combine_sm_100a_bfloat16_d64"):
+        assert f"jax_fa4_{name}_0" in text
 
 
 GROUPS = (2, 3, 5, 8)

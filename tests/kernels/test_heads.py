@@ -1,0 +1,42 @@
+"""Rows that the heads of a group share, and splits of the keys they see, in whole numbers."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
+
+from jax_fa4.kernels.core.bounds import Visit
+from jax_fa4.kernels.core.heads import Rows
+from jax_fa4.kernels.core.splits import MAX_SPLITS, within
+
+
+@pytest.mark.parametrize(("group", "q_len"), [*itertools.product((1, 2, 3, 5, 8, 200), (1, 7, 130))])
+def test_tiles_have_every_query_of_every_head_once(group, q_len):
+    tile_m, num_rows = 128, q_len * group
+    found = []
+    for first in range(0, num_rows, tile_m):
+        rows = Rows(first, group)
+        begin, end = rows.queries(tile_m)
+        places = [rows.place(row) for row in range(min(tile_m, num_rows - first))]
+        assert {query for query, _ in places} == set(range(begin, min(end, q_len)))
+        found += places
+    assert sorted(found) == list(itertools.product(range(q_len), range(group)))
+
+
+def test_rows_of_one_head_are_its_queries():
+    rows = Rows(256)
+    assert rows.place(3) == (259, 0)
+    assert rows.queries(128) == (256, 384)
+
+
+@pytest.mark.parametrize(("blocks", "min_blocks"), [(1, 8), (9, 8), (64, 8), (1024, 8), (1025, 8), (5000, 8), (0, 8)])
+def test_splits_have_every_block_once_and_the_first_ones_have_some(blocks, min_blocks):
+    first_block = 3
+    whole = Visit(first_block + blocks - 1, blocks, ())
+    ranges = [within(whole, split, min_blocks) for split in range(MAX_SPLITS)]
+    clipped = [range(begin, min(end, first_block + blocks)) for begin, end in ranges]
+    assert [block for part in clipped for block in part] == list(range(first_block, first_block + blocks))
+    sizes = [len(part) for part in clipped]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(end - begin >= min_blocks for begin, end in ranges)
