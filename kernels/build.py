@@ -220,10 +220,7 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     names = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
     splits = _scalars(config, ("num_splits", "min_split_keys")) if config.is_split else {}
-    pages = None
-    if config.page_size is not None:
-        table = _scalars(config, ("page_table_head_stride", "page_slots", "num_pages"))
-        pages = Pages(pointers["page_table"], *table.values())
+    pages = Pages(**_scalars(config, Pages._fields)) if config.page_size is not None else None
     extents = Extents(
         **_scalars(config, names),
         q=rows("q"),
@@ -231,6 +228,7 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
         v=rows("v"),
         num_splits=splits.get("num_splits"),
         min_split_keys=splits.get("min_split_keys"),
+        page_table=pointers.get("page_table"),
         pages=pages,
     )
     return cute.compile(kernel.launch, k, v, out, lse, inputs, extents, options=options).artifacts
@@ -240,7 +238,8 @@ def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.inputs import Inputs
-    from .sm90.decode import Arrays, DecodeSm90, Extents, Pages
+    from .core.pages import Pages
+    from .sm90.decode import Arrays, DecodeSm90, Extents
 
     kernel = DecodeSm90(config)
     DecodeSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -15,16 +15,19 @@ __all__ = ["Pages"]
 
 
 class Pages(NamedTuple):
-    """A call's table, [page_slots] a sequence, and its pool."""
+    """Sizes of the pool and of a sequence's table."""
 
-    table: cute.Pointer
-    head_stride: Int64  # of the table: 0 where all heads have one
+    page_table_head_stride: Int64  # 0 where all heads have one table
     page_slots: Int32
     num_pages: Int32
 
-    def find(self, key: Int32, page_size: int, kv_head: Int32, batch: Int32) -> tuple[Int32, Int32]:
+    def table_of(self, page_table: cute.Pointer, kv_head: Int32, batch: Int32) -> cute.Pointer:
+        """The pages of a sequence, in order."""
+        return page_table + (kv_head * self.page_table_head_stride + Int64(batch) * self.page_slots)
+
+    def find(self, table: cute.Pointer, key: Int32, page_size: int) -> tuple[Int32, Int32]:
         """The page of a key, and its row there. An index outside the pool means its nearest page."""
-        slot = divide(key, page_size)
-        pages = self.table + (kv_head * self.head_stride + Int64(batch) * self.page_slots)
-        page = read(pages + cutlass.min(slot, self.page_slots - 1))
-        return cutlass.max(cutlass.min(page, self.num_pages - 1), 0), key - slot * page_size
+        page_slot = divide(key, page_size)
+        page = read(table + cutlass.min(page_slot, self.page_slots - 1))
+        page = cutlass.max(cutlass.min(page, self.num_pages - 1), 0)
+        return page, key - page_slot * page_size

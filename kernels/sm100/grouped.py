@@ -23,12 +23,12 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ..core import inputs as calls
-from ..core import splits
 from ..core.divide import divide, divide_with_rest
 from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.pages import Pages
 from ..core.scheduler import Grid
+from ..core.splits import Splits
 from .correction import Correction, PartialRow
 from .forward import EARLY_WEIGHTS, ForwardSm100
 from .load_grouped import GroupedLoad, box_layout
@@ -54,6 +54,7 @@ class Extents(NamedTuple):
     v: ArrayRows | None
     num_splits: Int32 | None
     min_split_keys: Int32 | None
+    page_table: cute.Pointer | None
     pages: Pages | None
 
 
@@ -116,8 +117,8 @@ class GroupedSm100(ForwardSm100):
         seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
         visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq)
         if split is not None:
-            within = splits.within(visit, split, divide(grid.min_split_keys, config.tile_n))
-            visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, within)
+            splits = Splits.of(visit, divide(grid.min_split_keys, config.tile_n))
+            visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, splits.within(split))
         return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, split)
 
 

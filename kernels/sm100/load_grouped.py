@@ -127,12 +127,13 @@ class GroupedLoad(Load):
     ) -> Slot:
         """Starts the copies of one block; keys beyond the sequence are 0. Waits: kv.empty."""
         config, tile, pages = self.config, work.tile, work.grid.pages
+        table = pages.table_of(work.grid.page_table, tile.kv_head, tile.batch)
         wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
 
         def find(row: Int32) -> Source:
             key = n_block * config.tile_n + row
             place = cutlass.min(key, work.seq.kv_len - 1)
-            page, row = pages.find(place, config.page_size, tile.kv_head, tile.batch)
+            page, row = pages.find(table, place, config.page_size)
             return Source(array.row(page, row, tile.kv_head), key < work.seq.kv_len)
 
         gather(target, (config.tile_n, columns), head_dim, self.lane, WARPS * LANES, find)
@@ -171,10 +172,11 @@ class GroupedLoad(Load):
         n_block: Int32,
     ) -> None:
         """As many keys at a time as surely lie in one page."""
-        config, tile = self.config, work.tile
+        config, tile, pages = self.config, work.tile, work.grid.pages
+        table = pages.table_of(work.grid.page_table, tile.kv_head, tile.batch)
         rows, boxes = config.box_rows, config.tile_n // config.box_rows
         for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
             key = n_block * config.tile_n + box * rows
-            page, row = work.grid.pages.find(key, config.page_size, tile.kv_head, tile.batch)
+            page, row = pages.find(table, key, config.page_size)
             place = cute.local_tile(target, (rows, columns), (box, 0))
             fetch(atom, (rows, columns), Corner(row, tile.kv_head, page), place, full)

@@ -55,21 +55,22 @@ from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.divide import divide, divide_with_rest
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits
+from ..core.pages import Pages
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax
+from ..core.splits import Splits
 from ..core.tma import Corner, fetch
 from . import mma
 
 if TYPE_CHECKING:
     from jax_fa4.configs import DecodeConfig
 
-__all__ = ["Arrays", "DecodeSm90", "Extents", "Pages"]
+__all__ = ["Arrays", "DecodeSm90", "Extents"]
 
 WARPGROUP = 128
 WARPGROUP_WARPS = 4
 ROWS = 64  # of a tile
 LOAD_WARP = 4  # behind the consumer warpgroup
-MAX_SPLITS = 128
 VECTOR = 8  # 16-bit elements in 16 bytes
 WORDS = 4  # 32-bit words in 16 bytes
 MAX_UNROLLED_BOXES = 4
@@ -99,14 +100,6 @@ class Extents(NamedTuple):
     cta_splits: Int32
 
 
-class Pages(NamedTuple):
-    """Sizes of the pool and of a sequence's table."""
-
-    page_table_head_stride: Int64
-    page_slots: Int32
-    num_pages: Int32
-
-
 class Tile(NamedTuple):
     """Queries of a kv head's group, and splits [first_split, end_split) of their keys."""
 
@@ -126,8 +119,7 @@ class Work(NamedTuple):
 
     tile: Tile
     seq: Sequence
-    first_block: Int32  # of all that the tile sees
-    split_blocks: Int32
+    splits: Splits
     logits: Logits
     table: cute.Pointer | None  # the sequence's pages
 
@@ -256,12 +248,11 @@ class DecodeSm90:
 
         seq = calls.sequence(inputs, extents, tile, calls.window(inputs))
         whole = self.bounds(tile).visit(m_block, seq)
-        least = divide(extents.min_split_keys, config.tile_n)
-        blocks = cutlass.max(divide(whole.num_n_blocks + (MAX_SPLITS - 1), MAX_SPLITS), least)
+        splits = Splits.of(whole, divide(extents.min_split_keys, config.tile_n))
         table = None
         if page_table is not None and pages is not None:
-            table = page_table + (kv_head * pages.page_table_head_stride + Int64(batch) * pages.page_slots)
-        return Work(tile, seq, whole.first + 1 - whole.num_n_blocks, blocks, calls.logits(inputs), table)
+            table = pages.table_of(page_table, kv_head, batch)
+        return Work(tile, seq, splits, calls.logits(inputs), table)
 
     def bounds(self, tile: Tile) -> Bounds:
         """Those of tiles of so many queries."""
@@ -276,8 +267,7 @@ class DecodeSm90:
 
     def visit(self, work: Work, split: Int32) -> Visit:
         """The blocks of a split."""
-        begin = work.first_block + split * work.split_blocks
-        return self.bounds(work.tile).visit(work.tile.m_block, work.seq, (begin, begin + work.split_blocks))
+        return self.bounds(work.tile).visit(work.tile.m_block, work.seq, work.splits.within(split))
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
@@ -345,11 +335,8 @@ class DecodeSm90:
         rows, page_size = self.config.box_rows, self.config.page_size or 1
         boxes = self.config.tile_n // rows
         for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
-            key = first_key + box * rows
-            page_slot = divide(key, page_size)
-            page = calls.read(work.table + cutlass.min(page_slot, pages.page_slots - 1))
-            page = cutlass.max(cutlass.min(page, pages.num_pages - 1), 0)
-            corner = Corner(key - page_slot * page_size, work.tile.kv_head, page)
+            page, row = pages.find(work.table, first_key + box * rows, page_size)
+            corner = Corner(row, work.tile.kv_head, page)
             fetch(atom, (rows, columns), corner, cute.local_tile(target, (rows, columns), (box, 0)), slot)
 
     @cute.jit

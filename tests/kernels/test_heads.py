@@ -8,7 +8,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda
 
 from jax_fa4.kernels.core.bounds import Visit
 from jax_fa4.kernels.core.heads import Rows
-from jax_fa4.kernels.core.splits import MAX_SPLITS, within
+from jax_fa4.kernels.core.splits import MAX_SPLITS, Splits
 
 
 @pytest.mark.parametrize(("group", "q_len"), [*itertools.product((1, 2, 3, 5, 8, 200), (1, 7, 130))])
@@ -34,7 +34,8 @@ def test_rows_of_one_head_are_its_queries():
 def test_splits_have_every_block_once_and_the_first_ones_have_some(blocks, min_blocks):
     first_block = 3
     whole = Visit(first_block + blocks - 1, blocks, ())
-    ranges = [within(whole, split, min_blocks) for split in range(MAX_SPLITS)]
+    splits = Splits.of(whole, min_blocks)
+    ranges = [splits.within(split) for split in range(MAX_SPLITS)]
     clipped = [range(begin, min(end, first_block + blocks)) for begin, end in ranges]
     assert [block for part in clipped for block in part] == list(range(first_block, first_block + blocks))
     sizes = [len(part) for part in clipped]
