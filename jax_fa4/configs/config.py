@@ -147,6 +147,26 @@ class KernelConfig:
         return round_up(self.head_dim_v, MMA_COLUMNS)
 
     @property
+    def cluster_ctas(self) -> int:
+        """CTAs that compute a tile together, and share its blocks of K and V."""
+        return 1
+
+    @property
+    def walks(self) -> bool:
+        """Whether a CTA computes tile after tile."""
+        return self.q_stages > 1
+
+    @property
+    def k_rows(self) -> int:
+        """Keys of a block of K that one of them holds."""
+        return self.tile_n
+
+    @property
+    def v_part_columns(self) -> int:
+        """Columns of a block of V that one of them holds."""
+        return self.v_columns
+
+    @property
     def q_slots(self) -> int:
         """Places in shared memory for a warpgroup's rows of Q, through which its O leaves."""
         return self.q_stages * self.warpgroups
@@ -196,17 +216,17 @@ class KernelConfig:
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
 
-        def tensor_map(name: str, dims: tuple[Extent, ...], rows: int) -> MapParam:
-            swizzle = swizzle_bytes((self.columns if dims[0] == "head_dim" else self.v_columns) * self.element_bytes)
+        def tensor_map(name: str, dims: tuple[Extent, ...], rows: int, columns: int) -> MapParam:
+            swizzle = swizzle_bytes(columns * self.element_bytes)
             box = (swizzle // self.element_bytes, rows, 1, 1)
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
         return (
-            tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows),
-            tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.tile_n),
-            tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n),
-            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows),
+            tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows, self.columns),
+            tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.k_rows, self.columns),
+            tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n, self.v_part_columns),
+            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows, self.v_columns),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
             *feature_params(self, ranges="key_blocks", tiles="q_tiles"),
             *(ScalarParam(name=name) for name in extents),

@@ -1,12 +1,57 @@
-"""Parameters of what a call has beside its queries, keys and values: the same for forward and backward kernels."""
+"""What a call has beside its queries, keys and values, for kernels of every architecture: flags and parameters."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from jax_fa4.configs.params import Extent, KernelParam, PointerParam, ScalarParam
+from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["feature_params"]
+__all__ = ["common_specs", "feature_params", "fields_of", "first_that_fits", "has_known_dtypes"]
+
+R = TypeVar("R")
+DTYPES = ("bfloat16", "float16")
+BIASES = (None, "float32", "bfloat16", "float16")
+
+
+def has_known_dtypes(spec: AttentionSpec) -> bool:
+    """Whether kernels take arrays of such types."""
+    return spec.dtype in DTYPES and spec.bias_dtype in BIASES
+
+
+def fields_of(spec: AttentionSpec) -> dict[str, Any]:
+    """What a forward's config says of a call, by field."""
+    mask = spec.mask
+    return {
+        "dtype": spec.dtype,
+        "head_dim": spec.head_dim,
+        "head_dim_v": spec.head_dim_v,
+        "has_left": mask.has_left,
+        "has_right": mask.has_right,
+        "has_q_offset": mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
+        "has_q_lengths": mask.has_q_lengths,
+        "has_kv_lengths": mask.has_kv_lengths,
+        "has_segments": mask.has_segments,
+        "has_mask": mask.has_dense,
+        "has_softcap": spec.has_softcap,
+        "has_sinks": spec.has_sinks,
+        "bias": spec.bias_dtype,
+    }
+
+
+def first_that_fits(table: Mapping[tuple[int, int], R], spec: AttentionSpec) -> R | None:
+    """The first row of a table with keys (head_dim, head_dim_v) that is for the spec's head dims or greater ones."""
+    return next((row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e), None)
+
+
+def common_specs(head_dims: Iterable[tuple[int, int]]) -> Iterator[AttentionSpec]:
+    """What calls mostly ask for: both dtypes, with each side of a window or without."""
+    sides = (False, True)
+    for (head_dim, head_dim_v), dtype, has_left, has_right in itertools.product(head_dims, DTYPES, sides, sides):
+        mask = MaskSpec(has_left=has_left, has_right=has_right)
+        yield AttentionSpec(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, group=1, mask=mask)
 
 
 def feature_params(config: Any, *, ranges: str | None, tiles: Extent) -> tuple[KernelParam, ...]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
-from typing import TypeVar
 
 from jax_fa4.configs.backward import BackwardConfig, Config
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import decode
-from jax_fa4.spec import AttentionSpec, MaskSpec
+from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes
+from jax_fa4.spec import AttentionSpec
 
 __all__ = ["BACKWARD", "FORWARD", "all_configs", "backward", "forward"]
 
@@ -36,9 +34,6 @@ class BackwardRow:
     ds_stages: int
 
 
-R = TypeVar("R")
-DTYPES = ("bfloat16", "float16")
-BIASES = (None, "float32", "bfloat16", "float16")
 # Up to (head_dim, head_dim_v); the first row that fits. With two Q stages, against an earlier kernel that computed one
 # tile a CTA (H200): d64 1.18 full and 1.33 causal at 1k, 1.11 at 4k, 1.10 and 1.00 at 16k; d128 1.40 and 1.33 at 512,
 # 1.19 and 1.15 at 2k, 1.11 and 1.03 at 8k, 1.11 and 1.00 at 16k. Rows with one Q stage have no room for a second; they
@@ -87,30 +82,12 @@ BACKWARD_OF_ELEMENTS = {
 
 def forward(spec: AttentionSpec) -> KernelConfig | None:
     """The forward kernel of a spec, or None where there is none."""
-    if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
+    if not has_known_dtypes(spec):
         return None
     row = _row(spec)
     if row is None:
         return None
-    mask = spec.mask
-    return KernelConfig(
-        arch="sm_90a",
-        kernel="forward",
-        dtype=spec.dtype,  # type: ignore[arg-type]
-        head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v,
-        has_left=mask.has_left,
-        has_right=mask.has_right,
-        has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
-        has_q_lengths=mask.has_q_lengths,
-        has_kv_lengths=mask.has_kv_lengths,
-        has_segments=mask.has_segments,
-        has_mask=mask.has_dense,
-        has_softcap=spec.has_softcap,
-        has_sinks=spec.has_sinks,
-        bias=spec.bias_dtype,  # type: ignore[arg-type]
-        **dataclasses.asdict(row),
-    )
+    return KernelConfig(arch="sm_90a", kernel="forward", **fields_of(spec), **dataclasses.asdict(row))
 
 
 def _row(spec: AttentionSpec) -> Row | None:
@@ -121,56 +98,25 @@ def _row(spec: AttentionSpec) -> Row | None:
         table = SOFTCAP
     if spec.mask.has_dense or spec.bias_dtype:
         table = DENSE_AND_SOFTCAP if spec.has_softcap else DENSE
-    return _first_that_fits(table, spec)
+    return first_that_fits(table, spec)
 
 
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
     """The backward kernels of a spec, or None where there are none."""
-    if spec.dtype not in DTYPES or spec.bias_dtype not in BIASES:
+    if not has_known_dtypes(spec):
         return None
     has_elements = spec.has_softcap or spec.mask.has_dense or spec.bias_dtype is not None
-    row = _first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)
+    row = first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)
     if row is None:
         return None
-    mask = spec.mask
-    return BackwardConfig(
-        arch="sm_90a",
-        dtype=spec.dtype,  # type: ignore[arg-type]
-        head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v,
-        deterministic=spec.deterministic,
-        has_left=mask.has_left,
-        has_right=mask.has_right,
-        has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
-        has_q_lengths=mask.has_q_lengths,
-        has_kv_lengths=mask.has_kv_lengths,
-        has_segments=mask.has_segments,
-        has_mask=mask.has_dense,
-        has_softcap=spec.has_softcap,
-        bias=spec.bias_dtype,  # type: ignore[arg-type]
-        **dataclasses.asdict(row),
-    )
-
-
-def _first_that_fits(table: Mapping[tuple[int, int], R], spec: AttentionSpec) -> R | None:
-    return next((row for (d, e), row in table.items() if spec.head_dim <= d and spec.head_dim_v <= e), None)
+    fields = fields_of(spec)
+    del fields["has_sinks"]  # it finds them in lse
+    return BackwardConfig(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 
 def all_configs() -> tuple[Config, ...]:
     """What calls mostly ask for; `forward` and `backward` give others, compiled when they are first needed."""
-    sides = (False, True)
-    specs = [
-        AttentionSpec(
-            dtype=dtype,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            group=1,
-            mask=MaskSpec(has_left=has_left, has_right=has_right),
-        )
-        for (head_dim, head_dim_v), dtype, has_left, has_right in itertools.product(
-            FORWARD | BACKWARD, DTYPES, sides, sides
-        )
-    ]
+    specs = tuple(common_specs(FORWARD | BACKWARD))
     forwards = [config for spec in specs if (config := forward(spec))]
     backwards = [kernel for spec in specs if (kernels := backward(spec)) for kernel in kernels.kernels]
     decodes = [kernel for spec in specs if (few := decode(spec)) for kernel in few.kernels]

@@ -177,9 +177,9 @@ def _anatomy(config: ForwardSm100Config) -> str:
         columns.append([name, *(f"{start}-{start + width - 1}" for start in starts)])
     smem = [
         ["shared memory", "bytes"],
-        ["Q, later O", str(config.q_room)],
-        [f"K and V, {config.kv_stages} slots", str(config.kv_bytes)],
-        ["statistics, barriers", str(config.smem_bytes - config.q_room - config.kv_bytes)],
+        ["Q, later O", str(config.smem.q_room)],
+        [f"K and V, {config.kv_stages} slots", str(config.smem.kv_bytes)],
+        ["statistics, barriers", str(config.smem.other_bytes)],
     ]
     barriers = [["barrier", "number", "arrivals", "arrives", "waits", "true once complete"]]
     barriers += [[str(field) for field in barrier] for barrier in config.barriers]

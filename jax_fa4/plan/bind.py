@@ -39,7 +39,7 @@ from jax_fa4.plan.axes import (
     query_axes,
     value_axes,
 )
-from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, minimum, multiprocessors
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, minimum, multiprocessors
 from jax_fa4.plan.limits import DTYPES
 from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
@@ -151,9 +151,12 @@ class Buffers:
         return extents
 
     def query_ctas(self, config: KernelConfig) -> Expr:
-        """A CTA for each tile, or as many as run at a time where each computes several."""
-        tiles = self.query_tiles()
-        return tiles if config.q_stages == 1 else minimum(tiles, multiprocessors())  # of which one fits on each
+        """A CTA, or a cluster, for each tile; or as many as run at a time where each computes several."""
+        tiles, ctas = self.query_tiles(), config.cluster_ctas
+        if config.walks:
+            at_a_time = multiprocessors()  # one CTA fits on each
+            tiles = minimum(tiles, at_a_time if ctas == 1 else maximum(at_a_time // ctas, 1))
+        return tiles if ctas == 1 else tiles * ctas
 
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head, or of those of a whole group."""
@@ -175,6 +178,7 @@ class Buffers:
             entry=kernel.entry,
             grid=(tiles, 1, 1),
             block=config.threads,
+            cluster=(getattr(config, "cluster_ctas", 1), 1, 1),
             smem_bytes=config.smem_bytes,
             programmatic=programmatic,
             params=tuple(self._bind(param) for param in config.params),

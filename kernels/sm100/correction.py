@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Numeric
 
 from ..core.ptx import cvt_pair
 from . import mma, ptx
-from .shared import Barriers, Slot, Smem, Work, arrive, in_slot, wait
+from .shared import Barriers, Slot, Smem, Turn, Work, arrive, arrive_at_leader, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -78,7 +78,7 @@ class Correction:
         """Waits: stats, total, o.full, out.empty. Signals: p.full, total.empty, out.full.
 
         `out`: where O is stored from here; None: it goes to shared memory, and the epilogue warp stores it.
-        `step`: phases of `stats` in earlier tiles; returns the number with this one's.
+        `step`: blocks with statistics in earlier tiles; returns the number with this one's.
         """
         thread = cute.arch.thread_idx()[0] % self.config.map_rows
         lanes = tmem + (thread // 32 << 21)
@@ -86,21 +86,48 @@ class Correction:
         if visit.num_n_blocks > 0:
             if cutlass.const_expr(self.config.clears_values):
                 self.clear_padding(smem, barriers, work)
+            if cutlass.const_expr(self.config.q_tiles > 1):
+                step = self.blocks(smem, barriers, visit.num_n_blocks, lanes, thread, step)
+            else:
+                step = self.blocks_of_one(smem, barriers, visit.num_n_blocks, lanes, thread, step)
             for i in cutlass.range_constexpr(self.config.q_tiles):
-                arrive(barriers.p_full + i)  # the first product overwrites O
-            for _ in cutlass.range(1, visit.num_n_blocks, unroll=1):
-                for i in cutlass.range_constexpr(self.config.q_tiles):
-                    wait(barriers.stats + i, step & 1)  # and so softmax has seen O complete up to the last block
-                    self.rescale(lanes + self.config.tmem.out[i], smem.factors[thread, i])
-                    arrive(barriers.p_full + i)
-                step = step + 1
-            for i in cutlass.range_constexpr(self.config.q_tiles):
+                # O is complete, and no product reads Q any more
                 wait(barriers.total + i, work.round & 1)
-                wait(barriers.o_full + i, work.round & 1)  # O is complete, and no product reads Q any more
+                wait(barriers.o_full + i, (work.round if self.config.q_tiles > 1 else step - 1) & 1)
                 self.finish(smem, barriers, out, work, lanes, thread, i, False)
         else:
             for i in cutlass.range_constexpr(self.config.q_tiles):
                 self.finish(smem, barriers, out, work, lanes, thread, i, True)
+        return step
+
+    @cute.jit
+    def blocks(
+        self, smem: Smem, barriers: Barriers, num_n_blocks: Int32, lanes: Int32, thread: Int32, step: Int32
+    ) -> Int32:
+        """O of two query tiles, block after block. Of a tile's first one there are no statistics."""
+        for i in cutlass.range_constexpr(2):
+            arrive_at_leader(barriers.p_full + i, self.config.cta_group)  # the first product overwrites O
+        for _ in cutlass.range(1, num_n_blocks, unroll=1):
+            for i in cutlass.range_constexpr(2):
+                wait(barriers.stats + i, step & 1)  # and so softmax has seen O complete up to the last block
+                self.rescale(lanes + self.config.tmem.out[i], smem.factors[thread, i])
+                arrive_at_leader(barriers.p_full + i, self.config.cta_group)
+            step = step + 1
+        return step
+
+    @cute.jit
+    def blocks_of_one(
+        self, smem: Smem, barriers: Barriers, num_n_blocks: Int32, lanes: Int32, thread: Int32, step: Int32
+    ) -> Int32:
+        """O of a lone query tile, whose softmax may be a block ahead of it."""
+        for n in cutlass.range(num_n_blocks, unroll=1):
+            turn = Turn.of(self.config, 0, step)
+            wait(barriers.stats + turn.place, turn.phase)
+            if n > 0:  # the first product overwrites O
+                wait(barriers.o_full, (step - 1) & 1)
+                self.rescale(lanes + self.config.tmem.out[0], smem.factors[thread, turn.place])
+            arrive_at_leader(barriers.p_full + turn.place, self.config.cta_group)
+            step = step + 1
         return step
 
     @cute.jit
@@ -130,12 +157,13 @@ class Correction:
         `empty`: no key is visited, nothing was computed.
         """
         config = self.config
-        query, head = work.rows.place(i * config.map_rows + thread)
+        query, head = work.rows.place(work.first_row(config, i) + thread)
         factor = Float32(0.0) if cutlass.const_expr(empty) else smem.totals[thread, i]
         if cutlass.const_expr(config.is_persistent):
             arrive(barriers.total_empty + i)
         place: SmemRow | GlobalRow | PartialRow
         if cutlass.const_expr(out is None):
+            assert smem.out is not None, "the epilogue warp stores O"
             if cutlass.const_expr(config.is_persistent):
                 wait(barriers.out_empty + i, (work.round & 1) ^ 1)  # the O of the tile before has left
             place = SmemRow(config, smem.out[None, None, i].iterator, thread)

@@ -27,9 +27,10 @@ class Epilogue:
     def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, tiles: Int32) -> Int32:
         """Waits: out.full. Signals: out.empty. Rows beyond q_len are not written. Returns tiles + 1."""
         config, tile = self.config, work.tile
+        assert smem.out is not None, "this warp stores O"
         for i in cutlass.range_constexpr(config.q_tiles):
             wait(barriers.out_full + i, work.round & 1)
-            corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
+            corner = Corner(tile.m_block * config.tile_m + work.first_row(config, i), tile.q_head, tile.batch)
             block = (config.map_rows, config.v_columns)
             source, destination = partition(maps.out, block, corner, smem.out[None, None, i])
             cute.copy(maps.out, source, destination)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core import inputs as calls
 from ..core.bounds import Bounds
@@ -43,7 +43,7 @@ from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import ArrayRows, Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, wait
+from .shared import LEADER, ArrayRows, Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -104,16 +104,18 @@ class ForwardSm100:
         def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
             return cpasync.make_tiled_tma_atom(op, array, mma.layout(self.dtype, rows, columns), (rows, columns))[0]
 
-        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        group = tcgen05.CtaGroup.TWO if config.cta_group == 2 else tcgen05.CtaGroup.ONE
+        load, store = cpasync.CopyBulkTensorTileG2SOp(group), cpasync.CopyBulkTensorTileS2GOp()
         maps = Maps(
             q=atom(load, q, config.map_rows, config.columns),
-            k=atom(load, k, config.tile_n, config.columns),
-            v=atom(load, v, config.tile_n, config.v_columns),
+            k=atom(load, k, config.k_rows, config.columns),
+            v=atom(load, v, config.tile_n, config.v_part_columns),
             out=atom(store, out, config.map_rows, config.v_columns) if config.out_by_tma else None,
         )
         self.kernel(maps, None if config.out_by_tma else out, lse, inputs, grid).launch(
-            grid=(grid.batch, 1, 1),
+            grid=(grid.batch * config.cta_group, 1, 1),
             block=(config.threads, 1, 1),
+            cluster=(config.cta_group, 1, 1),
             smem=config.smem_bytes,
             min_blocks_per_mp=1,
         )
@@ -127,36 +129,61 @@ class ForwardSm100:
         self.announce()
         smem = allocate(config, self.dtype)
         if warp == MMA_WARP:
-            cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address)
-        barriers = make_barriers(config.barriers, first_thread=cute.arch.thread_idx()[0] == 0)
+            cute.arch.alloc_tmem(TMEM_COLUMNS, smem.tmem_address, is_two_cta=config.cta_group == 2)
+        first_thread = cute.arch.thread_idx()[0] == 0
+        barriers = make_barriers(config.barriers, config.cta_group, first_thread=first_thread)
         tmem = cute.make_tensor(smem.tmem_address, cute.make_layout(1))[0]
 
         if warp < SOFTMAX_WARPS:
-            cute.arch.setmaxregister_increase(config.softmax_registers)
+            self.set_registers(config.softmax_registers)
             self.each_tile(inputs, grid, self.softmax_of(0, lse, smem, barriers, tmem), Int32(0))
         elif warp < CORRECTION_WARP:
-            cute.arch.setmaxregister_increase(config.softmax_registers)
+            self.set_registers(config.second_softmax_registers)
             if cutlass.const_expr(config.q_tiles == 2):
                 self.each_tile(inputs, grid, self.softmax_of(1, lse, smem, barriers, tmem), Int32(0))
         elif warp < MMA_WARP:
-            cute.arch.setmaxregister_decrease(config.correction_registers)
+            self.set_registers(config.correction_registers)
             self.each_tile(
                 inputs, grid, lambda work, step: self.correction.tile(smem, barriers, out, work, tmem, step), Int32(0)
             )
             arrive(barriers.tmem_idle)
         else:
-            cute.arch.setmaxregister_decrease(config.other_registers)
+            self.set_registers(config.other_registers)
             if warp == MMA_WARP:
-                self.each_tile(
-                    inputs, grid, lambda work, state: self.issue.tile(smem, barriers, work, tmem, state), State.first()
-                )
-                self.free(smem, barriers)
+                self.multiply(smem, barriers, inputs, grid, tmem)
             if warp == EPILOGUE_WARP:
                 self.store(maps, smem, barriers, inputs, grid)
             if warp == LOAD_WARP if config.load_warps == 1 else warp >= LOAD_WARP:
                 self.each_tile(
                     inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
                 )
+        if cutlass.const_expr(config.cta_group == 2):
+            meet(config.cta_group)  # neither CTA ends while the other may signal it or write its tensor memory
+            if warp == MMA_WARP:
+                self.free(smem)
+
+    def set_registers(self, number: int) -> None:
+        """Of each thread of the calling warpgroup."""
+        if number > self.config.launch_registers:
+            cute.arch.setmaxregister_increase(number)
+        else:
+            cute.arch.setmaxregister_decrease(number)
+
+    @cute.jit
+    def multiply(self, smem: Smem, barriers: Barriers, inputs: Inputs, grid: Grid, tmem: Int32) -> None:
+        """The MMA warp's part: of a pair, the first CTA's issues what both need. Waits: tmem.idle."""
+
+        def compute(work: Work, state: State) -> State:
+            return self.issue.tile(smem, barriers, work, tmem, state)
+
+        if cutlass.const_expr(self.config.cta_group == 1):
+            self.each_tile(inputs, grid, compute, State.first())
+            wait(barriers.tmem_idle, Int32(0))
+            self.free(smem)
+        else:
+            if cute.arch.block_idx()[0] % 2 == LEADER:
+                self.each_tile(inputs, grid, compute, State.first())
+            wait(barriers.tmem_idle, Int32(0))
 
     def announce(self) -> None:
         """Says that the stream's next kernel may start early, if it is made for that."""
@@ -184,23 +211,30 @@ class ForwardSm100:
             m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
             tiles = m_blocks * grid.q_heads * grid.batch
             round = Int32(0)
-            for index in cutlass.range(cute.arch.block_idx()[0], tiles, cute.arch.grid_dim()[0], unroll=1):
+            ctas = self.config.cta_group
+            first, step = cute.arch.block_idx()[0] // ctas, cute.arch.grid_dim()[0] // ctas
+            for index in cutlass.range(first, tiles, step, unroll=1):
                 state = compute(self.work(inputs, grid, index, round), state)
                 round = round + 1
         else:
-            compute(self.work(inputs, grid, cute.arch.block_idx()[0], Int32(0)), state)
+            compute(self.work(inputs, grid, cute.arch.block_idx()[0] // self.config.cta_group, Int32(0)), state)
 
     def work(self, inputs: Inputs, grid: Any, index: Int32, round: Int32) -> Work:
-        """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness."""
+        """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness.
+
+        Both CTAs of a pair compute it, and visit the same key blocks.
+        """
         tile = self.scheduler.tile(index, grid)
         seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
         within = calls.key_blocks(inputs, grid, tile, tile.m_block, self.config.tile_m)
+        rank = cute.arch.block_idx()[0] % 2 if self.config.cta_group == 2 else 0
         visit = self.bounds.visit(tile.m_block, seq, within)
         rows = Rows(tile.m_block * self.config.tile_m)
-        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round)
+        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, rank=rank)
 
-    def free(self, smem: Smem, barriers: Barriers) -> None:
-        """Gives tensor memory back. Waits: tmem.idle."""
-        wait(barriers.tmem_idle, Int32(0))
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, smem.tmem_address), TMEM_COLUMNS)
+    def free(self, smem: Smem) -> None:
+        """Gives tensor memory back."""
+        two = self.config.cta_group == 2
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=two)
+        start = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, smem.tmem_address)
+        cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=two)

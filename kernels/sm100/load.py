@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ..core.tma import Corner, partition
-from .shared import Barriers, Maps, Slot, Smem, Work, in_slot, wait
+from .shared import LEADER, Barriers, Maps, Slot, Smem, Work, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
 __all__ = ["Load", "fetch"]
+
+
+class Part(NamedTuple):
+    """What a CTA loads of a block."""
+
+    rows: int
+    columns: int
+    first_row: Int32 | int
+    first_column: Int32 | int
 
 
 class Load:
@@ -46,26 +55,28 @@ class Load:
         if cutlass.const_expr(config.is_persistent):
             wait(barriers.q_empty + i, (work.round & 1) ^ 1)  # the first round finds it empty
         full = barriers.q_full + i
-        _expect(full, config.q_bytes // config.q_tiles)
-        corner = Corner(tile.m_block * config.tile_m + i * config.map_rows, tile.q_head, tile.batch)
+        self.expect(full, config.q_bytes // config.q_tiles, work)
+        corner = Corner(tile.m_block * config.tile_m + work.first_row(config, i), tile.q_head, tile.batch)
         fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
 
     def keys(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """K of a block into `slot`; returns the next one."""
         config = self.config
         target = in_slot(config, smem.k, slot)
-        return self.block(maps.k, config.columns, config.k_bytes, target, barriers, work, n_block, slot)
+        part = Part(config.k_rows, config.columns, work.rank * config.k_rows, 0)
+        return self.block(maps.k, part, config.k_bytes, target, barriers, work, n_block, slot)
 
     def values(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """V of a block into `slot`; returns the next one."""
         config = self.config
         target = in_slot(config, smem.v, slot)
-        return self.block(maps.v, config.v_columns, config.v_bytes, target, barriers, work, n_block, slot)
+        part = Part(config.tile_n, config.v_part_columns, 0, work.rank * config.v_part_columns)
+        return self.block(maps.v, part, config.v_bytes, target, barriers, work, n_block, slot)
 
     def block(
         self,
         atom: cute.CopyAtom,
-        columns: int,
+        part: Part,
         size: int,
         target: cute.Tensor,
         barriers: Barriers,
@@ -73,32 +84,39 @@ class Load:
         n_block: Int32,
         slot: Slot,
     ) -> Slot:
-        """One block. Waits: kv.empty. Signals: kv.full."""
+        """One block, or the CTA's part of it. Waits: kv.empty. Signals: kv.full."""
         wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
-        if cutlass.const_expr(self.config.kv_is_uneven):
+        if cutlass.const_expr(self.config.smem.kv_is_uneven):
             self.wait_for_the_middle(barriers, slot)
         full = barriers.kv_full + slot.index
-        _expect(full, size)
-        self.copy(atom, columns, target, full, work, n_block)
+        self.expect(full, size, work)
+        self.copy(atom, part, target, full, work, n_block)
         return slot.next(self.config.kv_stages)
 
     def copy(
-        self, atom: cute.CopyAtom, columns: int, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
+        self, atom: cute.CopyAtom, part: Part, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
     ) -> None:
         """Starts the copy of one block."""
-        tile_n, tile = self.config.tile_n, work.tile
-        fetch(atom, (tile_n, columns), Corner(n_block * tile_n, tile.kv_head, tile.batch), target, full)
+        row = n_block * self.config.tile_n + part.first_row
+        corner = Corner(row, work.tile.kv_head, work.tile.batch, part.first_column)
+        fetch(atom, (part.rows, part.columns), corner, target, full)
+
+    @cute.jit
+    def expect(self, full: cute.Pointer, size: cutlass.Constexpr, work: Work) -> None:
+        """An arrival, and `size` bytes of each CTA: a pair's copies are counted where its products are issued."""
+        if cutlass.const_expr(self.config.cta_group == 1):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, size)
+        else:
+            if work.rank == LEADER:
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * size)
 
     @cute.jit
     def wait_for_the_middle(self, barriers: Barriers, slot: Slot) -> None:
         """K in the first slot of an uneven ring reaches into where the middle one had K in the round before."""
         if slot.index == 0 and slot.phase == 0:
             wait(barriers.kv_empty + 1, 1)
-
-
-def _expect(full: cute.Pointer, size: int) -> None:
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(full, size)
 
 
 def fetch(atom: cute.CopyAtom, block: tuple[int, int], corner: Corner, target: cute.Tensor, full: cute.Pointer) -> None:

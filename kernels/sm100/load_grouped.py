@@ -15,7 +15,7 @@ from cutlass import Int32, Numeric
 from ..core.tma import Corner
 from . import mma
 from .gather import Source, gather
-from .load import Load, fetch
+from .load import Load, Part, fetch
 from .shared import ArrayRows, Barriers, Maps, Slot, Smem, Work, arrive, in_slot, wait
 
 if TYPE_CHECKING:
@@ -153,13 +153,13 @@ class GroupedLoad(Load):
         return cute.arch.thread_idx()[0] % (WARPS * LANES)
 
     def copy(
-        self, atom: cute.CopyAtom, columns: int, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
+        self, atom: cute.CopyAtom, part: Part, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
     ) -> None:
         """Starts the copies of one block: page by page where keys lie in pages."""
         if work.grid.pages is None:
-            super().copy(atom, columns, target, full, work, n_block)
+            super().copy(atom, part, target, full, work, n_block)
         else:
-            self.copy_pages(atom, columns, target, full, work, n_block)
+            self.copy_pages(atom, part.columns, target, full, work, n_block)
 
     @cute.jit
     def copy_pages(

@@ -16,7 +16,7 @@ from ..core.seqlen import Index
 
 __all__ = ["Instruction", "Operand", "by_columns", "by_rows", "issue", "layout", "piece"]
 
-M = 128  # rows of a product, a lane of tensor memory each
+M = 128  # rows of a product in each CTA, a lane of tensor memory each
 K_EXTENT = 16  # of one instruction with 16-bit operands
 ATOM_ROWS = 8
 PIECE = 8  # 16-bit elements that stay together
@@ -77,11 +77,15 @@ def _descriptor(width: int, leading: int) -> int:
 
 
 class Instruction(NamedTuple):
-    """D[128, n] (+)= A B, float32; the descriptor's fields are those of the PTX ISA, tcgen05.mma kind::f16."""
+    """D[m, n] (+)= A B, float32; the descriptor's fields are those of the PTX ISA, tcgen05.mma kind::f16.
+
+    Of a pair of CTAs (`cta_group=2`) each has 128 of 256 rows of A and D, and half of B: rows or columns.
+    """
 
     dtype: type[Numeric]
     n: int
     b_by_columns: bool
+    cta_group: int
 
     @property
     def descriptor(self) -> int:
@@ -89,7 +93,7 @@ class Instruction(NamedTuple):
         kind = 1 if self.dtype is BFloat16 else 0
         accumulator = 1  # float32
         bits = accumulator << 4 | kind << 7 | kind << 10 | self.b_by_columns << 16
-        return bits | self.n >> 3 << 17 | M >> 4 << 24
+        return bits | self.n >> 3 << 17 | M * self.cta_group >> 4 << 24
 
 
 def issue(
@@ -99,6 +103,7 @@ def issue(
     b: Int64,
     steps: tuple[tuple[int, int], ...],
     *,
+    cta_group: int,
     accumulate: bool | Boolean,
 ) -> None:
     """Issues D (+)= A B over `steps` of K, from one lane; the whole warp calls it.
@@ -123,7 +128,7 @@ def issue(
             part = "a_desc"
         lines.append(f"add.s64 b_desc, $2, {b_step >> 4};")
         enable = "sum" if i == 0 else "1"
-        lines.append(f"@leader tcgen05.mma.cta_group::1.kind::f16 [$0], {part}, b_desc, $3, {enable};")
+        lines.append(f"@leader tcgen05.mma.cta_group::{cta_group}.kind::f16 [$0], {part}, b_desc, $3, {enable};")
     lines.append("}")
     llvm.inline_asm(
         None,

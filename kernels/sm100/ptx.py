@@ -11,6 +11,8 @@ __all__ = [
     "fence_after_sync",
     "fence_before_sync",
     "max3",
+    "mbarrier_arrive_cluster",
+    "mbarrier_wait_cluster",
     "st_global_v4",
     "st_shared_v4",
     "tcgen05_ld",
@@ -56,6 +58,29 @@ def fence_after_sync() -> None:
 def cp_async(target: cute.Pointer, source: cute.Pointer, size: Int32) -> None:
     """cp.async.cg of 16 bytes to shared memory, of which `size` are copied and the others zero (PTX ISA, cp.async)."""
     _asm([target.toint(), source.toint(), size], "cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r")
+
+
+def mbarrier_arrive_cluster(barrier: cute.Pointer, rank: int) -> None:
+    """mbarrier.arrive.release.cluster at the barrier of the cluster's CTA `rank`, which lies as `barrier` does here."""
+    text = """{
+    .reg .b32 there;
+    mapa.shared::cluster.u32 there, $0, $1;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];
+    }"""
+    _asm([barrier.toint(), Int32(rank)], text, "r,r")
+
+
+def mbarrier_wait_cluster(barrier: cute.Pointer, parity: Int32) -> None:
+    """mbarrier.try_wait.parity.acquire.cluster until it succeeds: what another CTA released is seen from here on."""
+    text = """{
+    .reg .pred done;
+    WAIT:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1;
+    @done bra.uni DONE;
+    bra.uni WAIT;
+    DONE:
+    }"""
+    _asm([barrier.toint(), Int32(parity)], text, "r,r")
 
 
 def st_global_v4(pointer: cute.Pointer, words: list[Int32] | list[Float32], present: Boolean) -> None:

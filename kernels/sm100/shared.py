@@ -20,21 +20,28 @@ if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import Barrier, ForwardSm100Config
 
 __all__ = [
+    "LEADER",
     "ArrayRows",
     "Barriers",
     "Maps",
     "Slot",
     "Smem",
+    "Turn",
     "Work",
     "allocate",
     "arrive",
+    "arrive_at_leader",
     "commit",
     "in_slot",
     "make_barriers",
+    "meet",
     "wait",
+    "wait_for_all",
 ]
 
 ALIGNMENT = 1024  # bytes: the widest swizzle repeats so
+LEADER = 0  # rank in a pair of the CTA that issues the products
+BOTH_CTAS = 0b11  # a bit for each rank
 
 
 class Maps(NamedTuple):
@@ -70,9 +77,9 @@ class Smem(NamedTuple):
 
     q: cute.Tensor  # (128, D, q_tiles)
     k: cute.Tensor  # (128, D), where the ring of K and V begins
-    v: cute.Tensor  # (128, E), the same place
-    out: cute.Tensor  # (128, E, q_tiles), the bytes of q unless a CTA computes several tiles
-    factors: cute.Tensor  # (128, q_tiles) float32: for earlier output, of the block at hand
+    v: cute.Tensor  # (128, E), the same place; of a pair each CTA has half of K's rows and half of V's columns
+    out: cute.Tensor | None  # (128, E, q_tiles), the bytes of q unless a CTA computes several tiles
+    factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block in each place of S
     totals: cute.Tensor  # (128, q_tiles) float32: the factors that normalise O
     tmem_address: cute.Pointer  # where the allocation puts the address of column 0
 
@@ -89,8 +96,8 @@ class Barriers(NamedTuple):
     stats: cute.Pointer
     total: cute.Pointer
     o_full: cute.Pointer
-    out_full: cute.Pointer
     tmem_idle: cute.Pointer
+    out_full: cute.Pointer | None = None  # only where TMA stores O
     q_empty: cute.Pointer | None = None  # these only where a CTA computes several tiles
     total_empty: cute.Pointer | None = None
     out_empty: cute.Pointer | None = None
@@ -120,12 +127,24 @@ class Slot(NamedTuple):
 def in_slot(config: ForwardSm100Config, tile: cute.Tensor, slot: Slot) -> cute.Tensor:
     """A tile at the start of the ring, moved to `slot`."""
     offset = slot.index * (config.kv_stage_bytes // config.element_bytes)
-    if config.kv_is_uneven:
+    if config.smem.kv_is_uneven:
         # round 0: K [0, k) V [k, k + v) K, round 1: V [0, v) K [v, v + k) V: only the middle moves
         shift = config.kv_shift_bytes // config.element_bytes
         towards = Int32(cutlass.select_(slot.phase == 0, Int32(shift), Int32(-shift)))
         offset = offset + Int32(cutlass.select_(slot.index == 1, towards, Int32(0)))
     return cute.make_tensor(tile.iterator + cute.assume(offset, divby=ALIGNMENT // config.element_bytes), tile.layout)
+
+
+class Turn(NamedTuple):
+    """Where a block's S and P are in tensor memory, and the parity with which their barriers complete."""
+
+    place: Int32 | int
+    phase: Int32
+
+    @classmethod
+    def of(cls, config: ForwardSm100Config, i: int, block: Int32) -> Turn:
+        """Of query tile `i`, which has a place of its own; a lone tile has both in turn. `block`: those before."""
+        return cls(i, block & 1) if config.q_tiles > 1 else cls(block & 1, block >> 1 & 1)
 
 
 class Work(NamedTuple):
@@ -140,48 +159,63 @@ class Work(NamedTuple):
     inputs: Inputs
     round: Int32  # tiles that the CTA has computed before, and so phases of the barriers that a tile completes once
     split: Int32 | None = None  # of the keys that the tile sees
+    rank: Int32 | int = 0  # of the CTA among those that compute the tile
+
+    def first_row(self, config: ForwardSm100Config, i: int) -> Int32 | int:
+        """Of the CTA's query tile `i`, among the tile's rows: a pair's CTAs have neighbouring ones."""
+        return (i * config.cta_group + self.rank) * config.map_rows
 
 
 def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
-    """Both Q tiles, O, the ring of K and V, statistics. O may be in Q's place, whichever is wider."""
+    """The Q tiles, O, the ring of K and V, statistics. O may be in Q's place, whichever is wider."""
     smem = cutlass.memory.SmemAllocator()
-    q_room = smem.allocate(config.q_room, ALIGNMENT)
-    ring = smem.allocate(config.kv_bytes, ALIGNMENT)
+    q_room = smem.allocate(config.smem.q_room, ALIGNMENT)
+    ring = smem.allocate(config.smem.kv_bytes, ALIGNMENT)
 
-    def tiles(start: cute.Pointer, columns: int, number: int, step_bytes: int) -> cute.Tensor:
-        one = mma.layout(dtype, config.map_rows, columns)
+    def tiles(start: cute.Pointer, rows: int, columns: int, number: int, step_bytes: int) -> cute.Tensor:
+        one = mma.layout(dtype, rows, columns)
         shape, stride = one.outer.shape, one.outer.stride
         every = cute.make_layout((*shape, number), stride=(*stride, step_bytes // config.element_bytes))
         return cute.make_tensor(cute.recast_ptr(start, one.inner, dtype), every)
 
-    def statistics() -> cute.Tensor:
-        return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, config.q_tiles)), 4)
+    def statistics(number: int) -> cute.Tensor:
+        return smem.allocate_tensor(Float32, cute.make_layout((config.map_rows, number)), 4)
 
-    q_tiles = config.q_tiles
+    rows, q_tiles, plan = config.map_rows, config.q_tiles, config.smem
     if config.is_persistent:
-        q_step, out_step = config.q_bytes // q_tiles, (config.q_room - config.q_bytes) // q_tiles
+        q_step, out_step = plan.q_bytes // q_tiles, (plan.q_room - plan.q_bytes) // q_tiles
     else:
-        q_step = out_step = config.q_room // q_tiles
+        q_step = out_step = plan.q_room // q_tiles
+    out = tiles(q_room + config.out_offset, rows, config.v_columns, q_tiles, out_step) if config.out_by_tma else None
     return Smem(
-        q=tiles(q_room, config.columns, q_tiles, q_step),
-        k=tiles(ring, config.columns, 1, 0)[None, None, 0],
-        v=tiles(ring, config.v_columns, 1, 0)[None, None, 0],
-        out=tiles(q_room + config.out_offset, config.v_columns, q_tiles, out_step),
-        factors=statistics(),
-        totals=statistics(),
+        q=tiles(q_room, rows, config.columns, q_tiles, q_step),
+        k=tiles(ring, config.k_rows, config.columns, 1, 0)[None, None, 0],
+        v=tiles(ring, config.tile_n, config.v_part_columns, 1, 0)[None, None, 0],
+        out=out,
+        factors=statistics(len(config.tmem.scores)),
+        totals=statistics(q_tiles),
         tmem_address=smem.allocate_array(Int32, 1),
     )
 
 
-def make_barriers(table: tuple[Barrier, ...], *, first_thread: cutlass.Boolean) -> Barriers:
-    """Initialises every barrier of the table. Every thread calls it; it ends with the CTA in step."""
+def make_barriers(table: tuple[Barrier, ...], cta_group: int, *, first_thread: cutlass.Boolean) -> Barriers:
+    """Initialises every barrier of the table. Every thread calls it; it ends with all in step, also those of a pair."""
     smem = cutlass.memory.SmemAllocator()
     rows = {barrier.name.replace(".", "_"): barrier for barrier in table}
     places = {name: smem.allocate_array(Int64, barrier.number) for name, barrier in rows.items()}
     _initialise(tuple((places[name], row.number, row.arrivals) for name, row in rows.items()), first_thread)
     cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
+    meet(cta_group)
     return Barriers(**places)
+
+
+def meet(cta_group: int) -> None:
+    """Until every thread of the CTA, or of both of a pair, has come here."""
+    if cta_group == 1:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -198,6 +232,15 @@ def wait(barrier: cute.Pointer, phase: Int32) -> None:
     ptx.fence_after_sync()
 
 
+def wait_for_all(barrier: cute.Pointer, phase: Int32, cta_group: int) -> None:
+    """The same for a barrier at which both CTAs of a pair arrive."""
+    if cta_group == 1:
+        wait(barrier, phase)
+        return
+    ptx.mbarrier_wait_cluster(barrier, phase)
+    ptx.fence_after_sync()
+
+
 def arrive(barrier: cute.Pointer) -> None:
     """One arrival for the warp, after all that its lanes did before."""
     ptx.fence_before_sync()
@@ -206,7 +249,21 @@ def arrive(barrier: cute.Pointer) -> None:
         cute.arch.mbarrier_arrive(barrier)
 
 
-def commit(barrier: cute.Pointer) -> None:
-    """An arrival once all products that the warp has issued are complete."""
+def arrive_at_leader(barrier: cute.Pointer, cta_group: int) -> None:
+    """The same at the barrier of the CTA that issues a pair's products."""
+    if cta_group == 1:
+        arrive(barrier)
+        return
+    ptx.fence_before_sync()
+    cute.arch.sync_warp()
     with cute.arch.elect_one():
-        tcgen05.commit(barrier)
+        ptx.mbarrier_arrive_cluster(barrier, LEADER)
+
+
+def commit(barrier: cute.Pointer, cta_group: int) -> None:
+    """An arrival once all products that the warp has issued are complete, in each CTA that they are of."""
+    with cute.arch.elect_one():
+        if cta_group == 1:
+            tcgen05.commit(barrier)
+        else:
+            tcgen05.commit(barrier, BOTH_CTAS, tcgen05.CtaGroup.TWO)

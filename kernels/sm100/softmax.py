@@ -18,7 +18,7 @@ from ..core.inputs import Features
 from ..core.ptx import cvt_pair
 from ..core.softmax import normalise
 from . import ptx
-from .shared import Barriers, Smem, Work, arrive, wait
+from .shared import Barriers, Smem, Turn, Work, arrive, arrive_at_leader, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
@@ -28,7 +28,7 @@ __all__ = ["Softmax"]
 RESCALE_THRESHOLD = 8.0  # log2
 FRAGMENT = 32  # columns that travel together
 SUMS = 4  # pairs that are summed side by side
-EMULATED = 4  # of each exp2_period weights
+EMULATED = 4  # of each exp2_period weights, the last ones
 
 
 class Row(NamedTuple):
@@ -60,7 +60,7 @@ class Softmax:
         i: cutlass.Constexpr,
         step: Int32,
     ) -> Int32:
-        """Waits: s.full[i], total.empty[i]. Signals: stats[i], p.full[i], p.last[i], total[i].
+        """Waits: s.full, total.empty[i]. Signals: stats, p.full, p.last, total[i].
 
         `step`: blocks of earlier tiles; returns the number with this one's.
         """
@@ -111,7 +111,7 @@ class Softmax:
         """The calling thread's row, no key seen yet."""
         config = self.config
         thread = cute.arch.thread_idx()[0] % config.map_rows
-        query, head = work.rows.place(i * config.map_rows + thread)
+        query, head = work.rows.place(work.first_row(config, i) + thread)
         place = mask.Place(rows=(query,), first_column=Int32(0), columns=tuple(range(config.tile_n)))
         row = Row(
             thread=thread,
@@ -143,8 +143,10 @@ class Softmax:
     ) -> None:
         """Weights of one block. `first`: no earlier output that would have to be rescaled; the block may be ragged."""
         config = self.config
-        wait(barriers.s_full + i, step & 1)  # S is there, and O complete up to the block before
-        self.read_scores(lanes + config.tmem.scores[i], row.scores)
+        turn = Turn.of(config, i, step)
+        lanes = lanes + turn.place * config.tile_n
+        wait(barriers.s_full + turn.place, turn.phase)  # S is there; of two tiles, O is complete up to the block before
+        self.read_scores(lanes, row.scores)
         start, kv_len = n_block * config.tile_n, work.grid.kv_len
         inputs.prepare(
             row.scores,
@@ -160,10 +162,10 @@ class Softmax:
         )
         scores = [row.scores[0, c] for c in range(config.tile_n)]
         base, factor = self.raise_maximum(row, scores, work.logits.scale_log2)
-        if cutlass.const_expr(not first):
-            smem.factors[row.thread, i] = factor
-            arrive(barriers.stats + i)  # correction may rescale O
-        weights = self.write_weights(lanes + config.tmem.weights[i], barriers, scores, work, base, i)
+        if cutlass.const_expr(not first or config.q_tiles == 1):
+            smem.factors[row.thread, turn.place] = factor
+            arrive(barriers.stats + turn.place)  # correction may rescale O
+        weights = self.write_weights(lanes + config.tmem.weights[0], barriers, scores, work, base, turn.place)
         row.row_sum[0] = row.row_sum[0] * factor + _total(weights)
 
     def read_scores(self, address: Int32, scores: cute.Tensor) -> None:
@@ -184,9 +186,9 @@ class Softmax:
         return base, cute.math.exp2(earlier - base, fastmath=True)
 
     def write_weights(
-        self, address: Int32, barriers: Barriers, scores: list[Float32], work: Work, base: Float32, i: int
+        self, address: Int32, barriers: Barriers, scores: list[Float32], work: Work, base: Float32, place: Int32 | int
     ) -> list[tuple[Float32, Float32]]:
-        """p = exp2(s * scale_log2 - base), in 16 bit to tensor memory. Signals: p.full[i], p.last[i]."""
+        """p = exp2(s * scale_log2 - base), in 16 bit to tensor memory. Signals: p.full, p.last of its place."""
         scale = work.logits.scale_log2
         weights = []
         for start in range(0, self.config.tile_n, FRAGMENT):
@@ -202,7 +204,8 @@ class Softmax:
             weights += pairs
             if start + FRAGMENT in (self.early_weights, self.config.tile_n):
                 cute.arch.fence_view_async_tmem_store()
-                arrive((barriers.p_full if start + FRAGMENT == self.early_weights else barriers.p_last) + i)
+                written = barriers.p_full if start + FRAGMENT == self.early_weights else barriers.p_last
+                arrive_at_leader(written + place, self.config.cta_group)
         return weights
 
     def is_emulated(self, column: int) -> bool:
@@ -210,7 +213,7 @@ class Softmax:
         period, fragment = self.config.exp2_period, column // FRAGMENT
         if not period or not self.config.exp2_first <= fragment < self.config.tile_n // FRAGMENT - 1:
             return False
-        return column % period >= period - EMULATED
+        return column % FRAGMENT % period >= period - EMULATED
 
 
 def _maximum(scores: list[Float32]) -> Float32:

@@ -49,9 +49,16 @@ def launch(config: KernelConfig, call: Call) -> tuple[Launch, np.ndarray, np.nda
         sizes[f"out_{name}_stride"] = out.strides[axis] // out.itemsize
     params = parameters(config, arrays, sizes)
     ctas = -(-q_len // config.tile_m) * q_heads * batch
-    if config.q_stages > 1:
-        ctas = min(ctas, call.multiprocessors)
-    shape = Launch(grid=(ctas, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
+    cluster = config.cluster_ctas
+    if config.walks:
+        ctas = min(ctas, max(call.multiprocessors // cluster, 1))
+    shape = Launch(
+        grid=(ctas * cluster, 1, 1),
+        block=config.threads,
+        cluster=(cluster, 1, 1),
+        params=params,
+        smem_bytes=config.smem_bytes,
+    )
     return shape, out, lse
 
 

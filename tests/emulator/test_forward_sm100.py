@@ -14,7 +14,6 @@ import pytest
 
 from jax_fa4 import testing
 from jax_fa4.configs import forward_config
-from jax_fa4.configs.blackwell import kv_stages_that_fit
 from jax_fa4.emulator.errors import ExecutionError
 from jax_fa4.emulator.launch import Options
 from jax_fa4.emulator.run import run
@@ -42,8 +41,7 @@ def emulate(cell: Cell, options: Options, seed: int = 0, arch: str = "sm_100a", 
 def emulate_persistent(cell: Cell, ctas: int, options: Options, seed: int = 0):
     x = testing.random(cell, seed)
     config = forward_config(spec_of(cell, x), "sm_100a")
-    stages = kv_stages_that_fit(config.columns, config.v_columns, is_persistent=True)
-    config = dataclasses.replace(config, is_persistent=True, kv_stages=stages)
+    config = dataclasses.replace(config, is_persistent=True, kv_stages=2).fitted()
     whole, out, lse = launch(config, call_of(cell, x, config))
     run(compiled(config), dataclasses.replace(whole, grid=(min(ctas, whole.grid[0]), 1, 1)), options)
     return x, out.view(testing.np_dtype(cell.dtype)), lse
@@ -140,8 +138,7 @@ def test_a_cta_may_own_one_tile_of_queries():
     single = cell(q=150, k=300, causal=True)
     x = testing.random(single)
     config = forward_config(spec_of(single, x), "sm_100a")
-    stages = kv_stages_that_fit(config.columns, config.v_columns, q_tiles=1)
-    config = dataclasses.replace(config, tile_m=128, kv_stages=stages)
+    config = dataclasses.replace(config, tile_m=128).fitted()
     out, lse, _ = forward(compiled(config), config, call_of(single, x, config), MODES["random"])
     assert_exact(x, out.view(testing.np_dtype(single.dtype)), lse, single.dtype, EXP2_ERROR)
 

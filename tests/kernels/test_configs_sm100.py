@@ -7,11 +7,12 @@ import itertools
 import pytest
 
 from jax_fa4.configs import all_configs, decode_config, forward_config
-from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config, kv_stages_that_fit
+from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config
 from jax_fa4.configs.params import MapParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 ARCHS = ("sm_100a", "sm_103a")
+FULL, CAUSAL, LENGTHS = MaskSpec(), MaskSpec(has_right=True), MaskSpec(has_kv_lengths=True)
 
 
 def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> ForwardSm100Config | None:
@@ -23,16 +24,21 @@ def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> Forwar
     ("change", "message"),
     [
         ({"arch": "sm_90a"}, "arch must be sm_100a or sm_103a, got sm_90a"),
-        ({"head_dim": 200}, "head_dim must be at most 192, got 200"),
         ({"head_dim_v": 136, "kv_stages": 2}, "head_dim_v=136 needs 544 columns, 512 exist"),
         ({"tile_m": 64}, "tiles must be 128 or 256 x 128, got 64 x 128"),
+        ({"tile_m": 128, "cta_group": 2}, "tiles must be 256 or 512 x 128, got 128 x 128"),
+        ({"cta_group": 4}, "cta_group must be 1 or 2, got 4"),
+        (
+            {"tile_m": 512, "cta_group": 2, "has_kv_lengths": True},
+            "cta_group=2 takes no kv_lengths: half of what lies beyond them is in the other CTA",
+        ),
         ({"kv_stages": 1}, "kv_stages must be at least 2, one for K and one for V, got 1"),
         ({"kv_stages": 6}, "kv_stages=6 needs 264432 bytes of smem, 232448 exist"),
         ({"softmax_registers": 190}, r"registers must be multiples of 8, got \[190, 80, 48\]"),
         ({"softmax_registers": 200}, r"registers \[200, 80, 48\] take 67584 of a CTA, 65536 exist"),
-        ({"exp2_period": 12}, "exp2_period must be 0, 4, 8, 16 or 32, got 12"),
+        ({"exp2_period": 7}, "exp2_period must be 0 or an even number from 4 to 32, got 7"),
         (
-            {"is_persistent": True, "kv_stages": 3, "has_right": True},
+            {"is_persistent": True, "kv_stages": 3},
             "is_persistent takes tiles that all visit the same keys: no window, lengths or segments",
         ),
     ],
@@ -40,39 +46,76 @@ def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> Forwar
 )
 def test_a_bad_choice_is_refused_with_its_numbers(change, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
-        dataclasses.replace(config_of(), **change)
+        dataclasses.replace(config_of(mask=MaskSpec(has_right=True)), **change)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_pair_of_head_dims_that_tensor_memory_holds_has_a_kernel(arch):
     for d, e in itertools.product(range(8, 257, 8), range(8, 257, 8)):
         config = config_of(d, e, arch)
-        assert (config is not None) == (d <= 192 and e <= 128)
-        if config is not None:
-            assert config.smem_bytes <= SMEM_LIMIT
-            assert config.tmem.end <= 512
+        assert config.smem_bytes <= SMEM_LIMIT
+        assert config.tmem.end <= 512
 
 
 @pytest.mark.parametrize(
-    ("columns", "stages", "persistent_stages"), [((64, 64), 12, 10), ((128, 128), 5, 3), ((192, 128), 3, 1)], ids=str
+    ("columns", "mask", "stages"),
+    [
+        ((64, 64), CAUSAL, 12),
+        ((64, 64), FULL, 10),  # O has room of its own, as at 128
+        ((128, 128), CAUSAL, 5),
+        ((128, 128), FULL, 6),  # halves of blocks
+        ((192, 128), CAUSAL, 3),
+        ((192, 128), FULL, 5),
+        ((256, 256), FULL, 5),
+        ((256, 256), LENGTHS, 2),
+    ],
+    ids=str,
 )
-def test_slots_fill_what_shared_memory_is_left(columns, stages, persistent_stages):
-    assert kv_stages_that_fit(*columns) == stages
-    assert kv_stages_that_fit(*columns, is_persistent=True) == persistent_stages
+def test_slots_fill_what_shared_memory_is_left(columns, mask, stages):
+    config = config_of(*columns, mask=mask)
+    assert config.kv_stages == stages
+    with pytest.raises(ValueError, match="of smem"):
+        dataclasses.replace(config, kv_stages=stages + 1)
+
+
+def test_o_needs_no_shared_memory_where_tma_does_not_store_it():
+    config = dataclasses.replace(config_of(64), out_by_tma=False)
+    assert config.smem.q_room == config.q_bytes
+    assert "out.full" not in {barrier.name for barrier in config.barriers}
+    assert config.fitted().kv_stages > config.kv_stages
+
+
+@pytest.mark.parametrize(
+    ("dims", "mask", "cta_group", "is_persistent"),
+    [
+        ((64, 64), FULL, 1, True),
+        ((64, 64), CAUSAL, 1, False),
+        ((128, 128), FULL, 2, True),
+        ((128, 128), CAUSAL, 1, False),
+        ((192, 128), FULL, 2, False),  # O has to leave through Q
+        ((192, 128), LENGTHS, 1, False),
+        ((256, 256), CAUSAL, 2, False),
+        ((256, 256), LENGTHS, 1, False),
+    ],
+    ids=str,
+)
+def test_pairs_and_persistent_ctas_are_for_tiles_that_visit_the_same_keys(dims, mask, cta_group, is_persistent):
+    config = config_of(*dims, mask=mask)
+    assert (config.cta_group, config.is_persistent) == (cta_group, is_persistent)
 
 
 def test_only_three_slots_that_would_not_fit_otherwise_are_uneven():
-    uneven = config_of(192, 128)
-    assert (uneven.kv_is_uneven, uneven.kv_stage_bytes, uneven.kv_shift_bytes) == (True, 40 * 1024, 8 * 1024)
-    assert uneven.kv_bytes == (48 + 32 + 48) * 1024
-    assert not config_of(136, 128).kv_is_uneven
-    assert not config_of(72, 96).kv_is_uneven
+    uneven = config_of(192, 128, mask=CAUSAL)
+    assert (uneven.smem.kv_is_uneven, uneven.kv_stage_bytes, uneven.kv_shift_bytes) == (True, 40 * 1024, 8 * 1024)
+    assert uneven.smem.kv_bytes == (48 + 32 + 48) * 1024
+    assert not config_of(136, 128, mask=CAUSAL).smem.kv_is_uneven
+    assert not config_of(192, 128).smem.kv_is_uneven
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_ring_never_overlaps_what_is_in_use(arch):
     """Round 0 holds K V K, round 1 V K V; blocks of one round don't meet, and neighbours in time don't either."""
-    config = config_of(192, 128, arch)
+    config = config_of(192, 128, arch, mask=CAUSAL)
     sizes = {"K": config.k_bytes, "V": config.v_bytes}
 
     def place(block: int) -> range:
@@ -83,7 +126,7 @@ def test_the_ring_never_overlaps_what_is_in_use(arch):
 
     for block in range(12):
         mine = place(block)
-        assert mine.stop <= config.kv_bytes
+        assert mine.stop <= config.smem.kv_bytes
         for earlier in range(max(0, block - 2), block):  # what may still be in its slot while this one is loaded
             if (earlier % 3, block % 3, block // 3 % 2) == (1, 0, 0):
                 continue  # the load warp waits for the middle slot there
@@ -97,8 +140,16 @@ def test_roles_divide_the_warps():
 
 
 def test_a_row_of_q_and_out_is_a_lane_of_tensor_memory():
-    maps = {param.name: param for param in config_of().params if isinstance(param, MapParam)}
-    assert {name: param.box[1] for name, param in maps.items()} == {"q": 128, "k": 128, "v": 128, "out": 128}
+    config = config_of(mask=CAUSAL)
+    assert boxes(config) == {"q": (64, 128), "k": (64, 128), "v": (64, 128), "out": (64, 128)}
+
+
+def test_a_cta_of_a_pair_loads_half_the_keys_of_k_and_half_the_columns_of_v():
+    assert boxes(config_of(128, 64)) == {"q": (64, 128), "k": (64, 64), "v": (32, 128), "out": (64, 128)}
+
+
+def boxes(config):
+    return {param.name: param.box[:2] for param in config.params if isinstance(param, MapParam)}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -107,12 +158,12 @@ def test_what_is_built_ahead_is_for_that_architecture(arch):
     assert {config.arch for config in configs} == {arch}
     assert len(set(configs)) == len(configs)
     numbers = collections.Counter(config.kernel for config in configs)
-    assert numbers == {"forward": 3 * 2 * 4, "decode": 3 * 2 * 4, "combine": 2 * 2}
+    assert numbers == {"forward": 4 * 2 * 4, "decode": 3 * 2 * 4, "combine": 2 * 2}
 
 
 @pytest.mark.parametrize(
     ("q_len", "group", "kernel", "tile_m"),
-    [
+    [  # of causal calls
         (1, 8, "grouped", 128),
         (100, 2, "grouped", 256),
         (100, 3, "grouped", 256),
@@ -123,7 +174,7 @@ def test_what_is_built_ahead_is_for_that_architecture(arch):
     ],
 )
 def test_heads_share_tiles_where_that_saves_some(q_len, group, kernel, tile_m):
-    spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, group=group)
+    spec = AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, group=group, mask=CAUSAL)
     config = forward_config(spec, "sm_100a", q_len)
     assert (config.kernel, config.tile_m) == (kernel, tile_m)
 
