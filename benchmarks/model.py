@@ -140,11 +140,14 @@ def forward_step(config: KernelConfig, resources: Resources, machine: Machine) -
 
 
 def forward_step_sm100(config: ForwardSm100Config, resources: Resources, machine: Machine) -> Step:
-    """Two tiles of queries by tile_n keys. p is in tensor memory; some exponentials are polynomials."""
-    m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
-    operands = m * d + m // config.map_rows * n * (d + dv)
-    copied = n * (d + dv)
-    softmax = lean_loop(resources, 2 * WARPGROUP_WARPS, m * n)
+    """A CTA's tiles of queries by tile_n keys. p is in tensor memory; some exponentials are polynomials.
+
+    A CTA of a pair reads and loads half of k and v.
+    """
+    m, n, d, dv = config.q_tiles * config.map_rows, config.tile_n, config.columns, config.v_columns
+    copied = n * (d + dv) / config.cta_group
+    operands = m * d + config.q_tiles * copied
+    softmax = lean_loop(resources, config.q_tiles * WARPGROUP_WARPS, m * n)
     correction = min((loop for loop in resources.loops if loop["LDTM"] and not loop["MUFU"]), key=Counter.total)
     products = min((loop for loop in resources.loops if loop["UTCHMMA"]), key=Counter.total)
     shares = [softmax, Share(correction, WARPGROUP_WARPS), Share(products, 1)]
@@ -230,19 +233,20 @@ def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Pr
             return None
         step_of = forward_step_sm100 if isinstance(forward, ForwardSm100Config) else forward_step
         step, tile = step_of(forward, _resources(forward), machine), (forward.tile_m, forward.tile_n)
+        ctas = forward.cluster_ctas
         counts = steps_of_tiles(cell, *tile, of_keys=False) * (cell.batch * cell.q_heads)
     else:
         backward = configs.backward_config(spec, arch)
         if backward is None:
             return None
         step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
-        group = cell.q_heads // cell.kv_heads
+        group, ctas = cell.q_heads // cell.kv_heads, 1
         of_head = [group * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
         counts = of_head * (cell.batch * cell.kv_heads * backward.parts)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:
-        clocks = makespan((count * clocks_a_step + TILE_CLOCKS for count in counts), machine.sms)
+        clocks = makespan((count * clocks_a_step + TILE_CLOCKS for count in counts), machine.sms // ctas)
         return min(cell.work(direction) * machine.gigahertz * 1e9 / clocks / 1e12, machine.limit)
 
     return Prediction(

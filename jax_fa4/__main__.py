@@ -75,7 +75,7 @@ def _report(options: argparse.Namespace) -> int:
     wanted, cubins = _compiled(options)
     with _mapper(options.jobs) as each:
         resources = list(each(resources_of, cubins))
-    text = full_table(cubins, resources) + anatomy(wanted)
+    text = full_table(cubins, resources) + anatomy(wanted, resources)
     if options.out:
         options.out.write_text(text)
     else:

@@ -261,6 +261,11 @@ class ForwardSm100Config(KernelConfig):
         return THREADS
 
     @property
+    def mma_depth(self) -> int:
+        """Columns that one instruction contracts."""
+        return MMA_COLUMNS
+
+    @property
     def longest_first(self) -> bool:
         """Tiles differ in length only where the mask has a right edge and no left one."""
         return self.has_right and not self.has_left

@@ -11,11 +11,20 @@ from jax_fa4.configs.decode import CombineConfig, strides
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 
-__all__ = ["GroupedSm100Config"]
+__all__ = ["GroupedSm100Config", "lanes_copy"]
 
 LOAD_WARPS = 2
 SMALLEST_BOX = 8  # keys that a tensor copy should move at least: a swizzle's pattern; lanes copy fewer
 MAX_BLOCKS_AHEAD = 2
+
+
+def lanes_copy(page_size: int | None) -> bool:
+    """Whether lanes copy keys that lie in such pages, 16 bytes each, rather than TMA."""
+    return _box_rows(page_size) < SMALLEST_BOX
+
+
+def _box_rows(page_size: int | None) -> int:
+    return TILE_N if page_size is None else math.gcd(page_size, TILE_N)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +75,12 @@ class GroupedSm100Config(ForwardSm100Config):
     @property
     def box_rows(self) -> int:
         """Keys that one copy moves: a block, or as much of it as surely lies in one page."""
-        return TILE_N if self.page_size is None else math.gcd(self.page_size, TILE_N)
+        return _box_rows(self.page_size)
 
     @property
     def gathers_keys(self) -> bool:
         """Whether lanes copy keys and values, 16 bytes each, rather than TMA."""
-        return self.box_rows < SMALLEST_BOX
+        return lanes_copy(self.page_size)
 
     @property
     def blocks_ahead(self) -> int:

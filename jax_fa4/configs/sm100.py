@@ -11,13 +11,12 @@ from typing import Any
 from jax_fa4.configs.blackwell import TILE_N, TILE_ROWS, ForwardSm100Config
 from jax_fa4.configs.decode import CombineConfig
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes
-from jax_fa4.configs.grouped import GroupedSm100Config
+from jax_fa4.configs.grouped import GroupedSm100Config, lanes_copy
 from jax_fa4.spec import AttentionSpec
 
 __all__ = ["FORWARD", "all_configs", "decode", "forward", "grouped_forward"]
 
 MIN_STAGES = 2  # of K and V together, with which a config is made before it is given all that fit
-GROUPED_MIN_STAGES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,8 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | 
     # a pair visits the keys that either CTA's queries see: where tiles differ, two tiles each would see too much
     if row.pair and not config.has_kv_lengths and not (config.visits_differ and row.q_tiles == 2):
         config = dataclasses.replace(config, cta_group=2, tile_m=2 * config.tile_m, **row.pair.fields)
-    is_persistent = row.is_persistent and not config.visits_differ
+    has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
+    is_persistent = row.is_persistent and not config.visits_differ and not has_elements
     return dataclasses.replace(config, is_persistent=is_persistent).fitted()
 
 
@@ -136,10 +136,10 @@ def _grouped(spec: AttentionSpec, arch: str, rows: int, *, is_split: bool) -> Gr
     row, mask = first_that_fits(FORWARD[arch], spec), spec.mask
     elsewhere = mask.has_segments or mask.has_dense or mask.has_cu_seqlens or spec.bias_dtype or spec.is_fused
     elsewhere = elsewhere or spec.has_batched_scalars or (spec.page_size is not None and not is_split)
-    # with one query tile because there is no room for two, there is none for blocks on their way either
-    if row is None or row.q_tiles == 1 or elsewhere or not has_known_dtypes(spec):
-        return None
-    q_tiles = 2 if rows > TILE_ROWS and spec.head_dim <= WIDEST_TILES else 1
+    by_lanes = lanes_copy(spec.page_size)
+    if row is None or elsewhere or not has_known_dtypes(spec) or (by_lanes and row.q_tiles == 1):
+        return None  # lanes need a third slot, for which there is no room
+    q_tiles = row.q_tiles if rows > TILE_ROWS and spec.head_dim <= WIDEST_TILES else 1
     fields = fields_of(spec)
     fields["has_kv_lengths"] = spec.mask.has_kv_lengths or spec.page_size is not None
     return GroupedSm100Config(
@@ -147,7 +147,7 @@ def _grouped(spec: AttentionSpec, arch: str, rows: int, *, is_split: bool) -> Gr
         kernel="decode" if is_split else "grouped",
         tile_m=q_tiles * TILE_ROWS,
         tile_n=TILE_N,
-        kv_stages=GROUPED_MIN_STAGES,
+        kv_stages=MIN_STAGES + by_lanes,
         out_by_tma=False,
         is_split=is_split,
         page_size=spec.page_size,

@@ -154,36 +154,59 @@ def _table(cubins: Sequence[Cubin], columns: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def anatomy(configs: Sequence[Config]) -> str:
-    """What Blackwell's kernels are planned to be, a section each: roles, tensor memory, shared memory, barriers."""
-    sections = (_anatomy(config) for config in configs if isinstance(config, ForwardSm100Config))
+def anatomy(configs: Sequence[Config], resources: Sequence[Resources]) -> str:
+    """What Blackwell's kernels are made of, a section each: roles, tensor memory, shared memory, barriers, a block."""
+    pairs = zip(configs, resources, strict=True)
+    sections = (_anatomy(config, found) for config, found in pairs if isinstance(config, ForwardSm100Config))
     return "".join(f"\n{section}\n" for section in sections)
 
 
-def _anatomy(config: ForwardSm100Config) -> str:
-    registers = {"softmax0": config.softmax_registers, "softmax1": config.softmax_registers}
+def _anatomy(config: ForwardSm100Config, resources: Resources) -> str:
+    registers = {"softmax0": config.softmax_registers, "softmax1": config.second_softmax_registers}
     registers["correction"] = config.correction_registers
     roles = [["role", "warps", "registers a thread"]]
     for name, first, number in ROLES:
         warps = str(first) if number == 1 else f"{first}-{first + number - 1}"
         roles.append([name, warps, str(registers.get(name, config.other_registers))])
     tmem = config.tmem
-    columns = [["tensor memory", *(f"tile {i}" for i in range(config.q_tiles))]]
+    columns = [["tensor memory", "first", "second"]]
     for name, starts, width in (
         ("S", tmem.scores, config.tile_n),
         ("P", tmem.weights, config.tile_n // 2),
         ("O", tmem.out, config.v_columns),
     ):
-        columns.append([name, *(f"{start}-{start + width - 1}" for start in starts)])
+        places = [f"{start}-{start + width - 1}" for start in starts]
+        columns.append([name, places[0], places[1] if len(places) > 1 else "-"])
     smem = [
         ["shared memory", "bytes"],
-        ["Q, later O", str(config.smem.q_room)],
+        ["Q, later O" if config.smem.out_over_q else "Q, O", str(config.smem.q_room)],
         [f"K and V, {config.kv_stages} slots", str(config.smem.kv_bytes)],
         ["statistics, barriers", str(config.smem.other_bytes)],
     ]
     barriers = [["barrier", "number", "arrivals", "arrives", "waits", "true once complete"]]
     barriers += [[str(field) for field in barrier] for barrier in config.barriers]
-    return "\n".join([config.name, *(line for rows in (roles, columns, smem, barriers) for line in _aligned(rows))])
+    block = [["of a block of keys", "of a query tile of 128 rows"]]
+    block += [[name, count] for name, count in _counts_a_block(config, resources).items()]
+    tables = (roles, columns, smem, barriers, block)
+    return "\n".join([_title(config), *(line for rows in tables for line in _aligned(rows))])
+
+
+def _title(config: ForwardSm100Config) -> str:
+    tile = f"{config.q_tiles} query tile{'s' if config.q_tiles > 1 else ''} a CTA"
+    pair = ", pairs of CTAs" if config.cta_group == 2 else ""
+    return f"{config.name}: {tile}{pair}{', persistent' if config.is_persistent else ''}"
+
+
+def _counts_a_block(config: ForwardSm100Config, resources: Resources) -> dict[str, str]:
+    """Instructions for one block of keys, from the shortest loop of softmax: the one without masks, if it has one."""
+    products = (config.columns + config.tile_n) // config.mma_depth
+    softmax = min((loop for loop in resources.loops if loop["MUFU"] and loop["LDTM"]), key=Counter.total)
+    fused = softmax["FFMA"] + 2 * softmax["FFMA2"]
+    return {
+        "UTCHMMA": str(products) + (", for both CTAs" if config.cta_group == 2 else ""),
+        "MUFU": f"{softmax['MUFU']} a row",
+        "fused multiply-adds": f"{fused} a row",
+    }
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

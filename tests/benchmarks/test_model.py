@@ -71,7 +71,7 @@ def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model, h200):
 
 
 def test_a_blackwell_step_has_the_clocks_of_its_paper_and_counts_the_loops_of_every_role(model):
-    config = dataclasses.replace(configs.forward_config(spec(128), "sm_100a"), exp2_period=16)
+    config = configs.forward_config(dataclasses.replace(spec(128), mask=MaskSpec(has_right=True)), "sm_100a")
     loops = {"MUFU": 112, "FFMA2": 10, "LDTM": 1}, {"LDTM": 4, "FMUL2": 30}, {"UTCHMMA": 32}
     step = model.forward_step_sm100(config, resources(*loops), model.MACHINES["sm_100a"])
     tiles = 2  # of 128 queries

@@ -16,10 +16,9 @@ from jax_fa4 import testing
 from jax_fa4.configs import forward_config
 from jax_fa4.emulator.errors import ExecutionError
 from jax_fa4.emulator.launch import Options
-from jax_fa4.emulator.run import run
 from jax_fa4.testing import Cell
 
-from .forward import forward, launch
+from .forward import forward
 from .test_forward_sm90 import MODES, assert_exact, call_of, compiled, spec_of
 
 EXP2_ERROR = 8.6e-5  # of the polynomial: a row that sees two keys may have it in its sum
@@ -41,9 +40,10 @@ def emulate(cell: Cell, options: Options, seed: int = 0, arch: str = "sm_100a", 
 def emulate_persistent(cell: Cell, ctas: int, options: Options, seed: int = 0):
     x = testing.random(cell, seed)
     config = forward_config(spec_of(cell, x), "sm_100a")
-    config = dataclasses.replace(config, is_persistent=True, kv_stages=2).fitted()
-    whole, out, lse = launch(config, call_of(cell, x, config))
-    run(compiled(config), dataclasses.replace(whole, grid=(min(ctas, whole.grid[0]), 1, 1)), options)
+    assert config is not None
+    assert config.walks
+    call = dataclasses.replace(call_of(cell, x, config), multiprocessors=ctas)
+    out, lse, _ = forward(compiled(config), config, call, options)
     return x, out.view(testing.np_dtype(cell.dtype)), lse
 
 
@@ -66,6 +66,9 @@ QUICK = [
     cell(q=20, k=130, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=270, k=150, segments=3, bias="shared", kv_heads=2),
+    cell(q=140, k=270, head_dim=256, causal=True),  # a pair, a query tile each
+    cell(q=70, k=150, head_dim=136, head_dim_v=200, kv_lengths=(140,)),  # a lone query tile
+    cell(q=300, k=270, head_dim=192, head_dim_v=128, dtype="float16"),
 ]
 
 
@@ -122,15 +125,17 @@ def test_strict_mode_tells_a_missing_fence(fence):
 
 
 def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
-    _, _, _, result = emulate(cell(q=256, k=256, head_dim=128), MODES["early"])
+    _, _, _, result = emulate(cell(q=512, k=256, head_dim=128), MODES["early"])
     tile = 128 * 128
-    assert result.stats.total("tma_load_bytes") == 2 * tile * 6  # both tiles of Q, two blocks of K and of V
-    assert result.stats.total("tcgen05_flops") == 2 * 2 * tile * 128 * 4
+    assert result.stats.total("tma_load_bytes") == 2 * tile * 8  # four tiles of Q, two blocks of K and of V
+    assert result.stats.total("tcgen05_flops") == 2 * 2 * tile * 128 * 8
 
 
-@pytest.mark.parametrize(("k", "ctas", "mode"), [(270, 2, "random"), (100, 1, "early")])
-def test_a_cta_may_compute_tile_after_tile(k, ctas, mode):
-    x, out, lse = emulate_persistent(cell(q=300, k=k, head_dim=128, group=3), ctas, MODES[mode])
+@pytest.mark.parametrize(
+    ("head_dim", "k", "ctas", "mode"), [(64, 270, 2, "random"), (64, 100, 1, "early"), (128, 270, 2, "random")]
+)
+def test_a_cta_may_compute_tile_after_tile(head_dim, k, ctas, mode):
+    x, out, lse = emulate_persistent(cell(q=300, k=k, head_dim=head_dim, group=3), ctas, MODES[mode])
     assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)
 
 

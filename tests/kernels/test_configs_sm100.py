@@ -104,6 +104,11 @@ def test_pairs_and_persistent_ctas_are_for_tiles_that_visit_the_same_keys(dims, 
     assert (config.cta_group, config.is_persistent) == (cta_group, is_persistent)
 
 
+def test_what_would_spill_in_a_loop_over_tiles_is_not_persistent():
+    for option in ({"has_softcap": True}, {"bias_dtype": "float32"}, {"mask": MaskSpec(has_dense=True)}):
+        assert not config_of(**option).is_persistent
+
+
 def test_only_three_slots_that_would_not_fit_otherwise_are_uneven():
     uneven = config_of(192, 128, mask=CAUSAL)
     assert (uneven.smem.kv_is_uneven, uneven.kv_stage_bytes, uneven.kv_shift_bytes) == (True, 40 * 1024, 8 * 1024)
