@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
@@ -284,7 +284,7 @@ class ForwardSm100Config(KernelConfig):
             kv_stages=self.kv_stages,
         )
 
-    def fitted(self) -> ForwardSm100Config:
+    def fitted(self) -> Self:
         """The same with as many slots for K and V as shared memory has room for."""
         return dataclasses.replace(self, kv_stages=self.smem.most_kv_stages)
 
