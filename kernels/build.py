@@ -132,9 +132,11 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.scheduler import Grid
     from .sm90.backward import BackwardSm90, Rows
+    from .sm90.backward_wide import BackwardWideSm90
 
-    kernel = BackwardSm90(config)
-    BackwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90
+    kernel = implementation(config)
+    implementation.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     d, e = config.head_dim, config.head_dim_v
     arrays = (_array(config, columns) for columns in (d, e, d, e, d, e))  # q, dout, k, v, dk, dv
     pointers = _pointers(config)
@@ -283,6 +285,7 @@ def _compile_schedule(config: ScheduleConfig, options: str) -> Any:
 COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "forward"): _compile_forward_sm90,
     ("sm_90a", "backward"): _compile_backward_sm90,
+    ("sm_90a", "backward_wide"): _compile_backward_sm90,
     ("sm_90a", "preprocess"): _compile_preprocess_sm90,
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
     ("sm_90a", "decode"): _compile_decode_sm90,

@@ -33,6 +33,7 @@ __all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
 HEAD_DIM_LIMIT = 256
+NARROW_LIMIT = 128  # head dims up to it leave a CTA registers for all of dk and dv of its keys, and scores beside them
 WARPGROUPS = 2  # consumers: each holds half the keys of a tile
 QUERY_EXTENTS: tuple[Extent, ...] = ("q_len", "q_heads", "batch")
 KEY_EXTENTS: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
@@ -57,8 +58,8 @@ class TileConfig:
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) % 8 or not 0 < getattr(self, name) <= HEAD_DIM_LIMIT:
                 raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIM_LIMIT}, got {getattr(self, name)}")
-        if self.tile_m not in (32, 64, 128):
-            raise ValueError(f"tile_m must be 32, 64 or 128, got {self.tile_m}")
+        if self.tile_m not in (64, 128):
+            raise ValueError(f"tile_m must be 64 or 128, got {self.tile_m}")
         if self.columns < self.head_dim:
             raise ValueError(f"tile_m={self.tile_m} has room for head_dim {self.columns}, got {self.head_dim}")
 
@@ -79,41 +80,50 @@ class TileConfig:
         return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if self.deterministic else ()
 
     @property
-    def parts(self) -> int:
-        """CTAs that share a tile of keys: each has all of its weights, and a part of the columns of dq, dk and dv."""
-        return 2 if self.sums_columns else 1
+    def is_wide(self) -> bool:
+        """Whether two CTAs, a cluster, share a tile of keys."""
+        return max(self.head_dim, self.head_dim_v) > NARROW_LIMIT
+
+    @property
+    def key_ctas(self) -> int:
+        """CTAs that share a tile of keys."""
+        return 2 if self.is_wide else 1
 
     @property
     def sums_columns(self) -> bool:
         """Whether a warpgroup sums 64 columns of a tile of dq, transposed, instead of 64 of its rows."""
-        return self.tile_m < WARPGROUP_ROWS
+        return self.is_wide
 
     @property
     def dq_parts(self) -> int:
         """Parts of a tile of dq: one for each warpgroup of each of the CTAs that share a tile of keys."""
-        return WARPGROUPS * self.parts
+        return WARPGROUPS * self.key_ctas
 
     @property
     def columns(self) -> int:
-        """Of q and k in shared memory: head_dim, padded so that each warpgroup has 64 rows or columns of a tile of dq,
-        64 x 64 elements where the tile is not longer than that.
+        """Of q and k in shared memory: head_dim, padded to whole slabs, or so that each warpgroup has 64 rows or
+        columns of a tile of dq.
         """
+        if self.is_wide:
+            return round_up(self.head_dim, self.slab)
         return WARPGROUPS * WARPGROUP_ROWS * self.slab // self.tile_m
 
     @property
     def v_columns(self) -> int:
-        """Of v and dout in shared memory: head_dim_v, padded to whole slabs in each part."""
-        return round_up(self.head_dim_v, self.parts * self.slab)
+        """Of v and dout in shared memory: head_dim_v, padded to whole slabs."""
+        return round_up(self.head_dim_v, self.slab)
+
+    @property
+    def parts(self) -> int:
+        return 1
 
     @property
     def part_columns(self) -> int:
-        """Of dk, in a CTA."""
-        return self.columns // self.parts
+        return self.columns
 
     @property
     def v_part_columns(self) -> int:
-        """Of dv, in a CTA."""
-        return self.v_columns // self.parts
+        return self.v_columns
 
     @property
     def sum_columns(self) -> int:
@@ -250,14 +260,14 @@ class BackwardConfig(TileConfig):
             raise ValueError(f"q_stages must be at least 2, got {self.q_stages}")
         if self.dout_stages < 1:
             raise ValueError(f"dout_stages must be at least 1, got {self.dout_stages}")
-        if self.ds_stages != 2:
-            raise ValueError(f"ds_stages must be 2, got {self.ds_stages}")
+        if self.ds_stages not in self.ds_stages_that_work:
+            raise ValueError(f"ds_stages must be in {self.ds_stages_that_work}, got {self.ds_stages}")
         if self.smem_bytes > SMEM_LIMIT:
             raise ValueError(
                 f"q_stages={self.q_stages}, dout_stages={self.dout_stages} need {self.smem_bytes} bytes of smem, "
                 f"{SMEM_LIMIT} exist"
             )
-        needed = self.accumulator_registers + OTHER_REGISTERS
+        needed = self.accumulator_registers + self.other_registers
         if needed > self.consumer_registers:
             raise ValueError(
                 f"tile_m={self.tile_m}, tile_n={self.tile_n}, head_dim={self.head_dim}, head_dim_v={self.head_dim_v} "
@@ -274,6 +284,16 @@ class BackwardConfig(TileConfig):
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
+    def other_registers(self) -> int:
+        """What a consumer thread needs beside its accumulators."""
+        return OTHER_REGISTERS
+
+    @property
+    def ds_stages_that_work(self) -> tuple[int, ...]:
+        """With one, a step would wait for the one before."""
+        return (2,)
+
+    @property
     def preprocess(self) -> PreprocessConfig:
         """The kernel that runs before."""
         return PreprocessConfig(**self._shared())
@@ -287,6 +307,11 @@ class BackwardConfig(TileConfig):
     def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
         """All three in the order of their launches."""
         return self.preprocess, self, self.postprocess
+
+    @property
+    def cluster_ctas(self) -> int:
+        """Of the cluster that owns a tile of keys."""
+        return self.key_ctas
 
     @property
     def warpgroups(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_fa4.configs.backward import BackwardConfig, Config
+from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig, Config
+from jax_fa4.configs.backward_wide import BackwardWideConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import decode
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes
@@ -71,12 +72,14 @@ DENSE_AND_SOFTCAP = {
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
-    (256, 256): BackwardRow(tile_m=32, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
+    (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
 # Scores with a cap, a byte or a bias need registers, which a smaller tile of queries has, though it pads head dims.
 BACKWARD_OF_ELEMENTS = {
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
-    (256, 256): BackwardRow(tile_m=32, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
+    (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
 
 
@@ -111,7 +114,8 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
         return None
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
-    return BackwardConfig(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
+    kind = BackwardWideConfig if max(spec.head_dim, spec.head_dim_v) > NARROW_LIMIT else BackwardConfig
+    return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 
 def all_configs() -> tuple[Config, ...]:

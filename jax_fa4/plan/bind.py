@@ -169,7 +169,7 @@ class Buffers:
     def key_tiles(self) -> Expr:
         """A backward's CTAs for each tile of keys of each kv head."""
         tiles = ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
-        return tiles * self.config.parts if isinstance(self.config, BackwardConfig) else tiles
+        return tiles * self.config.cluster_ctas if isinstance(self.config, BackwardConfig) else tiles
 
     def launch(self, config: Config, kernel: Kernel, tiles: Expr, *, programmatic: bool = False) -> Launch:
         """The launch of one of the call's kernels; a programmatic one waits itself for the kernel ahead of it."""

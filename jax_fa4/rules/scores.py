@@ -15,9 +15,7 @@ __all__ = ["of_scale", "of_sinks"]
 def of_scale(x: Operands, dq_sum: jax.Array, config: BackwardConfig) -> jax.Array:
     """[] from dq before it is scaled, float32 in the order in which the kernels of `config` add it."""
     rows = (*dq_sum.shape[:-2], x.q.shape[-3])
-    dq = (_from_tiles(dq_sum, config.tile_m) if config.sums_columns else _from_rows(dq_sum))[
-        ..., : x.q.shape[-3], : x.q.shape[-1]
-    ]
+    dq = (_from_tiles(dq_sum) if config.sums_columns else _from_rows(dq_sum))[..., : x.q.shape[-3], : x.q.shape[-1]]
     q = query_heads(x.q, rows[-2]).swapaxes(-2, -3).astype(dq.dtype)
     terms = jnp.where(dq == 0, 0, dq * q)  # a query that sees no key may be NaN
     return terms.sum().astype(x.softmax_scale.dtype)
@@ -29,13 +27,13 @@ def _from_rows(dq_sum: jax.Array) -> jax.Array:
     return jnp.swapaxes(dq_sum.reshape(*rows, columns // 16, 4, 2, 2), -3, -2).reshape(*rows, columns)
 
 
-def _from_tiles(dq_tiles: jax.Array, tile_m: int) -> jax.Array:
-    """[*B, K, G, P, W], a tile of which is [slab s, j, warp w, l, t, h, p]: query 8 j + 2 t + p, column
-    64 s + 16 w + 8 h + l.
+def _from_tiles(dq_tiles: jax.Array) -> jax.Array:
+    """[*B, K, G, P, W], a tile of 64 queries of which is [slab s, j, warp w, l, t, h, p]: query 16 w + 8 h + l, column
+    64 s + 8 j + 2 t + p.
     """
     *heads, padded, columns = dq_tiles.shape
-    tiles = dq_tiles.reshape(*heads, padded // tile_m, columns // 64, tile_m // 8, 4, 8, 4, 2, 2)
-    order = [0, 2, 5, 7, 1, 3, 6, 4]  # tile, j, t, p, s, w, h, l
+    tiles = dq_tiles.reshape(*heads, padded // 64, columns // 64, 8, 4, 8, 4, 2, 2)
+    order = [0, 3, 6, 4, 1, 2, 5, 7]  # tile, w, h, l, s, j, t, p
     lead = len(heads)
     return tiles.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
 

@@ -10,7 +10,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import pipeline
 
-__all__ = ["Edge", "NamedBarrierId", "make_pipelines"]
+from . import ptx
+
+__all__ = ["Edge", "NamedBarrierId", "make_pipelines", "release"]
 
 
 class NamedBarrierId(enum.IntEnum):
@@ -20,6 +22,7 @@ class NamedBarrierId(enum.IntEnum):
     STORE = 4
     CLEAR = 7
     ORDER = 8
+    WEIGHTS = 11
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,15 @@ class Edge:
     name: str
     stages: int
     tx_bytes: int  # that complete a slot
-    consumer_warps: int
+    consumer_warps: int  # of one CTA
+    ctas: int = 1  # of the cluster, whose producers fill parts of each other's slots: all empty a slot for each other
 
 
 def make_pipelines(edges: tuple[Edge, ...]) -> dict[str, tuple[pipeline.PipelineProducer, pipeline.PipelineConsumer]]:
-    """Initialises all barriers and returns each edge's two ends by name. Every thread of the CTA calls it."""
+    """Initialises all barriers and returns each edge's two ends by name. Every thread of the CTA calls it.
+
+    With an edge between CTAs it returns once all of them have come here.
+    """
     smem = cutlass.memory.SmemAllocator()
     ends = {}
     for edge in edges:
@@ -41,12 +48,24 @@ def make_pipelines(edges: tuple[Edge, ...]) -> dict[str, tuple[pipeline.Pipeline
         ring = pipeline.PipelineTmaAsync.create(
             num_stages=edge.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, edge.consumer_warps),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, edge.ctas * edge.consumer_warps),
             tx_count=edge.tx_bytes,
             barrier_storage=storage,
             defer_sync=True,
         )
         ends[edge.name] = ring.make_participants()
     cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
+    if any(edge.ctas > 1 for edge in edges):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
     return ends
+
+
+@cute.jit
+def release(consumer: pipeline.PipelineConsumer, ctas: cutlass.Constexpr) -> None:
+    """The calling warp has read the slot: says so to the producer of every CTA of a cluster of `ctas`."""
+    lane = cute.arch.lane_idx()
+    if lane < ctas:
+        ptx.arrive_at(consumer.current_handle().barrier, lane)

@@ -6,7 +6,52 @@ from cutlass._mlir.dialects import llvm
 
 LOADS = {8: ("u8", "h", Int16), 16: ("b16", "h", Int16), 32: ("b32", "r", Int32)}  # form, register, its type
 
-__all__ = ["cvt_pair", "ld_acquire", "ld_global", "ld_shared_v2", "red_add_v4", "red_release_inc", "zero"]
+__all__ = [
+    "arrive_at",
+    "copy_to_peer",
+    "cvt_pair",
+    "ld_acquire",
+    "ld_global",
+    "ld_shared_v2",
+    "ld_shared_v4",
+    "red_add_v4",
+    "red_release_inc",
+    "st_shared_v4",
+    "unpack_pair",
+    "zero",
+]
+
+
+def arrive_at(barrier: cute.Pointer, rank: Int32) -> None:
+    """mbarrier.arrive at the same mbarrier of CTA `rank` of the cluster."""
+    llvm.inline_asm(
+        None,
+        [barrier.toint().ir_value(), rank.ir_value()],
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; "
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }",
+        "r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def copy_to_peer(target: Int32, source: Int32, size: int, barrier: cute.Pointer, rank: Int32) -> None:
+    """cp.async.bulk: bytes of shared memory to the place `target` of CTA `rank`, whose `barrier` counts them.
+
+    Addresses are those of the same places in this CTA. One thread calls it.
+    """
+    llvm.inline_asm(
+        None,
+        [target.ir_value(), source.ir_value(), barrier.toint().ir_value(), rank.ir_value()],
+        "{ .reg .b32 t, b; mapa.shared::cluster.u32 t, $0, $3; mapa.shared::cluster.u32 b, $2, $3; "
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [t], [$1], "
+        f"{size}, [b]; }}",
+        "r,r,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
 
 
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
@@ -84,6 +129,20 @@ def ld_shared_v2(pointer: cute.Pointer) -> tuple[Float32, Float32]:
     return Float32(low), Float32(high)
 
 
+def ld_shared_v4(address: Int32) -> tuple[Int32, ...]:
+    """ld.shared.v4.b32: four words at a shared address that is a multiple of 16."""
+    words = llvm.inline_asm(
+        llvm.StructType.get_literal([Int32.mlir_type] * 4),
+        [address.ir_value()],
+        "ld.volatile.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return tuple(Int32(llvm.extractvalue(Int32.mlir_type, words, [i])) for i in range(4))
+
+
 def red_add_v4(pointer: cute.Pointer, values: tuple[Float32, ...], present: Int32) -> None:
     """red.relaxed.gpu.global.add.v4.f32: adds four floats at an address of a multiple of 16, unless `present` is 0."""
     llvm.inline_asm(
@@ -108,6 +167,39 @@ def red_release_inc(pointer: cute.Pointer) -> None:
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
+
+
+def st_shared_v4(address: Int32, words: tuple[Int32, ...]) -> None:
+    """st.shared.v4.b32: four words to a shared address that is a multiple of 16."""
+    llvm.inline_asm(
+        None,
+        [address.ir_value(), *(word.ir_value() for word in words)],
+        "st.shared.v4.b32 [$0], {$1, $2, $3, $4};",
+        "r,r,r,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def unpack_pair(dtype: type[Numeric], pair: Int32) -> tuple[Float32, Float32]:
+    """The two 16-bit floats of a word, the lower half first: what `cvt_pair` has rounded."""
+    halves = "mov.b32 {l, h}, $2;"
+    form = {
+        True: f"{{ .reg .b16 l, h, z; mov.b16 z, 0; {halves} mov.b32 $0, {{z, l}}; mov.b32 $1, {{z, h}}; }}",
+        False: f"{{ .reg .f16 l, h; {halves} cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }}",
+    }[dtype is BFloat16]
+    both = llvm.inline_asm(
+        llvm.StructType.get_literal([Float32.mlir_type] * 2),
+        [pair.ir_value()],
+        form,
+        "=f,=f,r",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    low, high = (llvm.extractvalue(Float32.mlir_type, both, [i]) for i in range(2))
+    return Float32(low), Float32(high)
 
 
 def zero() -> Float32:

@@ -112,14 +112,15 @@ class PostprocessSm90:
 
     @cute.jit
     def turn_tile(self, dq_tile: cute.Pointer, tile: cute.Tensor, scale: Float32) -> None:
-        """A tile in the order of the main kernel's registers (`BackwardSm90.add_tile`) to smem, scaled and rounded."""
+        """A tile in the order of the main kernel's registers (`BackwardWideSm90.add_slab`) to smem, scaled, rounded."""
         config, thread = self.config, cute.arch.thread_idx()[0]
         warp, lane = thread // 32, thread % 32
-        blocks = config.tile_m // 8
+        blocks = SLAB // 8
         for i in cutlass.range_constexpr(config.sum_columns // SLAB * blocks):
             source = cute.make_tensor((dq_tile + (i * WARPGROUP + thread) * VECTOR).align(16), cute.make_layout(VECTOR))
-            rounded = (source.load() * scale).to(self.dtype)
-            row, column = i % blocks * 8 + 2 * (lane % 4), i // blocks * SLAB + 16 * warp + lane // 4
+            rounded = cute.make_rmem_tensor((2, 2), self.dtype)
+            rounded.store((source.load() * scale).to(self.dtype).reshape((2, 2)))
             for half in cutlass.range_constexpr(2):
-                for pair in cutlass.range_constexpr(2):
-                    tile[row + pair, column + 8 * half, 0] = rounded[2 * half + pair]
+                row, column = 16 * warp + lane // 4 + 8 * half, 8 * i + 2 * (lane % 4)
+                pair = tile.iterator + mma.swizzled(row, column, config.tile_m)
+                cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())

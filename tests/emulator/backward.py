@@ -57,7 +57,7 @@ def backward(
     results = []
     for kernel in config.kernels:
         tiles = (
-            -(-kv_len // config.tile_n) * kv_heads * config.parts
+            -(-kv_len // config.tile_n) * kv_heads * config.cluster_ctas
             if kernel is config
             else padded // config.tile_m * q_heads
         )
@@ -65,6 +65,7 @@ def backward(
             continue  # as a launch plan does with an empty grid
         params = parameters(kernel, arrays, sizes)
         grid = (tiles * batch, 1, 1)
-        shape = Launch(grid=grid, block=kernel.threads, params=params, smem_bytes=kernel.smem_bytes)
+        cluster = (config.cluster_ctas if kernel is config else 1, 1, 1)
+        shape = Launch(grid=grid, block=kernel.threads, cluster=cluster, params=params, smem_bytes=kernel.smem_bytes)
         results.append(run(ptx_of(kernel), shape, options))
     return {name: arrays[name] for name in ("dq", "dk", "dv")}, results

@@ -38,7 +38,7 @@ SHAPES = [
     LENGTHS,
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=260, segments=3, bias="shared", kv_heads=2, head_dim=128, head_dim_v=64),
-    cell(q=50, k=70, head_dim=192, head_dim_v=128, causal=True, dtype="float16"),
+    cell(q=100, k=140, head_dim=192, head_dim_v=128, causal=True, dtype="float16"),
 ]
 
 
@@ -99,6 +99,13 @@ def test_keys_gradients_do_not_depend_on_when_copies_complete_or_who_runs_first(
     *_, gradients, _ = emulate(ragged, MODES[mode])
     for name in "kv":
         assert np.array_equal(gradients[name].view(np.uint16), expected[name].view(np.uint16))
+
+
+@pytest.mark.parametrize("mode", ["random", "strict"])
+def test_wide_heads_pass_weights_and_dscores_on_in_time(mode):
+    wide = cell(q=70, k=70, head_dim=8, head_dim_v=136, softcap=3.0, group=2, q_lengths=True, kv_lengths=True)
+    *x, _ = emulate(wide, MODES[mode])
+    assert_exact(*x, wide.dtype)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -18,6 +18,7 @@ SPECS = {  # of the kernels that tests emulate as well
     "d128": {"head_dim": 128, "head_dim_v": 128},
     "d128-causal": {"head_dim": 128, "head_dim_v": 128, "mask": CAUSAL},
     "d72-v104": {"head_dim": 72, "head_dim_v": 104},
+    "d256": {"head_dim": 256, "head_dim_v": 256},
     "d192-v128-causal": {"head_dim": 192, "head_dim_v": 128, "mask": CAUSAL, "dtype": "float16"},
 }
 specs = pytest.mark.parametrize("spec", SPECS)
@@ -48,4 +49,16 @@ def test_every_product_is_a_wgmma_and_none_is_issued_twice(spec):
     config = config_of(spec)
     scores, gradients, queries = config.columns + config.v_columns, 2 * config.tile_m, config.tile_n
     loops = 1 + config.has_left + config.has_right
-    assert resources(spec).count("HGMMA") == (1 + loops) * (scores + gradients + queries) // 16
+    expected = (1 + loops) * (scores + gradients + queries) // 16
+    if config.is_wide:
+        expected = wide_products(config, loops)
+    assert resources(spec).count("HGMMA") == expected
+
+
+def wide_products(config, loops):
+    """The warpgroup of the weights has the spans' loops, those of dS and dQ one; instructions take 192 columns."""
+    dk, dv = (config.tile_m // 16 * (1 if columns <= 192 else 2) for columns in (config.columns, config.v_columns))
+    weights = (1 + loops) * (config.columns // 16 + dv)
+    dscores = 2 * (config.v_columns // 16 + dk)
+    dq = config.tile_n // 16 * {3: 2, 4: 2}[config.slabs]  # one slab or two; one after the other
+    return weights + dscores + dq

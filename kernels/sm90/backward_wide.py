@@ -1,0 +1,1078 @@
+"""Hopper backward for head dims beyond 128: a cluster of two CTAs owns a tile of keys, each CTA half of them.
+
+One warpgroup makes weights and holds dV, the other makes dS and holds dK: each has registers for all columns of its 64
+keys. Only dQ sums over the cluster's keys: each CTA computes half of its columns, from its own dS and the other's.
+
+    load --k, v--> both          gmem -TMA-> smem -wgmma-> registers: dK, dV -stmatrix-> smem -TMA-> gmem
+         --q-----> both          smem: K 64 x D, the other CTA's K in the columns of which this one sums dQ, V 64 x E |
+         --dout--> both                q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x E, delta) |
+    weights --w--> dscores --ds--> both, in both CTAs    ds_stages x (dS 64 x tile_m, the other CTA's)
+
+    barrier      stages       arrives (count)                  waits      true once it completes
+    k.full       1            load (1 + bytes)                 both       both tiles of K are in smem; v likewise
+    k.empty      1            nobody: a CTA computes one tile; v likewise
+    q.full       q_stages     load (1 + bytes of both CTAs)    both       that Q tile and the lse of its rows are there
+    q.empty      q_stages     both, of both CTAs (1 a warp)    load       S and dK of both CTAs have read the slot
+    dout.full    dout_stages  load (1 + bytes of both CTAs)    both       that dO tile and its rows' delta are there
+    dout.empty   dout_stages  both, of both CTAs (1 a warp)    load       dP and dV of both CTAs have read the slot
+    ds.full      ds_stages    dscores (1 a warp + bytes)       both       dS of both CTAs is in smem
+    ds.free      ds_stages    both, of both CTAs (1 a warp)    weights    dQ of both CTAs has read it
+    weights      ds_stages, named   weights, dscores (256)     dscores    W is in smem
+    store        named        both (256)                       both       no wgmma reads K or V any more
+    store[i]     named        wg i (128)                       wg i       dV or dK is in smem
+    clear        named        both (256)                       both       rows beyond the sequence are 0
+    order[i]     named        wg i (128)                       wg i       wg i may add, or has added, to dQ
+
+Scores have keys as rows, so that P^T and dS^T, once rounded, are A operands where they lie:
+
+    S^T = K Q^T    P^T = exp2(scale_log2 S^T - lse)    dV += P^T dO                             weights
+    dP^T = V dO^T  dS^T = W^T (dP^T - delta)           dK += dS^T Q                             dscores
+    dQ^T = K^T dS^T, 64 columns a warpgroup                                                     both
+
+W is P, times the cap's slope if there is one, in 16 bit. It lies where dS will: a warp of the other warpgroup reads
+what it then overwrites. A CTA copies its dS into the other's shared memory. Query tiles are visited downwards; each CTA
+loads half of the slabs of Q and dO for both.
+
+Parameters as of `BackwardSm90`, with dq_tiles, and boxes of tile_m = 64 rows. Grid (ceil(kv_len / tile_n) * kv_heads *
+batch * 2, 1, 1), block (threads, 1, 1), cluster (2, 1, 1). With q_len = 0 nothing is copied through the maps of q and
+dout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int16, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.pipeline import PipelineConsumer, PipelineProducer
+
+from ..core import dense, mask, ptx, softcap
+from ..core.barriers import Edge, NamedBarrierId, make_pipelines, release
+from ..core.bounds import Bounds, Visit
+from ..core.dense import Dense
+from ..core.inputs import Inputs, key_blocks, read, sequence, window
+from ..core.scheduler import Grid, SingleTile, Tile
+from ..core.seqlen import Sequence
+from ..core.softmax import LOG2_E
+from ..core.tma import Corner, fetch, partition
+from . import mma
+from .backward import Logits, Maps, Rows
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.backward_wide import BackwardWideConfig
+
+__all__ = ["BackwardWideSm90"]
+
+WARP = 32
+WARPGROUP = 128
+KEYS = 64  # of a CTA
+WARPGROUP_WARPS = 4
+WARPGROUPS = 3
+CLUSTER = 2
+HOLDERS = 2  # warpgroups that hold dV and dK
+EVERY_CTA = 0b11
+SLAB = 64  # columns of a swizzle atom
+LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps only give their registers away
+ALL_BITS = -1
+WORDS = 4  # in 16 bytes
+
+
+class Smem(NamedTuple):
+    """Tiles in shared memory. Where a mode counts slabs and stages, slabs are fastest."""
+
+    k: cute.Tensor  # (64, D)
+    v: cute.Tensor  # (64, E)
+    k_slabs: cute.Tensor  # (64, 64, slabs), the same bytes
+    peer_k: cute.Tensor  # (64, 64, slabs of the other CTA's K)
+    q: cute.Tensor  # (tile_m, D, q_stages)
+    q_slabs: cute.Tensor  # (tile_m, 64, slabs * q_stages), the same bytes
+    q_transposed: cute.Tensor  # (D, tile_m, q_stages), the same bytes
+    dout: cute.Tensor  # (tile_m, E, dout_stages)
+    dout_slabs: cute.Tensor  # (tile_m, 64, slabs * dout_stages), the same bytes
+    dout_transposed: cute.Tensor  # (E, tile_m, dout_stages), the same bytes
+    ds: cute.Tensor  # (64 keys, tile_m, 2 * ds_stages), the other CTA's behind each of the own
+    ds_transposed: cute.Tensor  # (tile_m, 64 keys, 2 * ds_stages), the same bytes
+    lse_log2: cute.Tensor  # (tile_m, q_stages)
+    delta: cute.Tensor  # (tile_m, dout_stages)
+
+
+class Exchange(NamedTuple):
+    """Barriers of dS: one for each stage."""
+
+    full: cute.Pointer
+    free: cute.Pointer
+
+
+class Work(NamedTuple):
+    """One tile of keys and the tiles of queries that see it, in each of the kv head's query heads."""
+
+    grid: Grid
+    tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
+    rank: Int32  # of the CTA in the cluster
+    first_key: Int32  # of the CTA
+    seq: Sequence  # of the transposed problem, where a key sees queries
+    visit: Visit
+    group: Int32
+    logits: Logits
+
+
+class Producers(NamedTuple):
+    """The load warp's ends."""
+
+    k: PipelineProducer
+    v: PipelineProducer
+    q: PipelineProducer
+    dout: PipelineProducer
+
+
+class Walk(NamedTuple):
+    """A consumer warpgroup's ends, and where it stands."""
+
+    k: PipelineConsumer
+    v: PipelineConsumer
+    q: PipelineConsumer
+    dout: PipelineConsumer
+    head: Int32  # query head, over all of the batch
+    m_block: Int32  # the tile in work
+    turn: Int32  # tiles before it
+
+
+class Edges(NamedTuple):
+    """What may cut a tile of scores."""
+
+    right: bool  # of the transposed mask
+    left: bool
+    ragged: bool  # it may reach beyond the last query
+
+
+class Features(NamedTuple):
+    """What a consumer thread knows of a call's extras; None: compiled without."""
+
+    kv_ids: tuple[Int32, ...] | None  # segment ids of its keys
+    q_ids: cute.Pointer | None  # of all queries
+    mask: Dense | None
+    bias: Dense | None
+
+
+class Weights(NamedTuple):
+    """What a thread of the first warpgroup computes with."""
+
+    k: cute.Tensor  # descriptors (MMA, 1, K)
+    q: cute.Tensor  # descriptors (MMA, 1, K, q_stages)
+    dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages), transposed
+    scores: cute.Tensor  # accumulator
+    weights: cute.Tensor  # A operand, 16 bit
+    slopes: cute.Tensor  # W: the same registers, or with a cap others
+    dv: cute.Tensor  # accumulator
+    place: mask.Place
+    features: Features
+
+
+class Scores(NamedTuple):
+    """What a thread of the second warpgroup computes with."""
+
+    v: cute.Tensor  # descriptors (MMA, 1, K)
+    dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages)
+    q: cute.Tensor  # descriptors (MMA, 1, K, q_stages), transposed
+    dweights: cute.Tensor  # accumulator
+    dscores: cute.Tensor  # A operand, 16 bit
+    dk: cute.Tensor  # accumulator
+    place: mask.Place
+    is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
+
+
+class BackwardWideSm90:
+    """The main backward kernel of one config. `launch` is compiled for its device code only."""
+
+    def __init__(self, config: BackwardWideConfig) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        # of the transposed problem: rows are keys, columns are queries
+        self.bounds = Bounds(
+            tile_m=config.tile_n,
+            tile_n=config.tile_m,
+            has_left=config.has_right,
+            has_right=config.has_left,
+            has_padding=config.has_kv_lengths,
+        )
+        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
+        self.scheduler = SingleTile(
+            tile_m=config.tile_n,
+            kv_bytes=bytes_a_query,
+            longest_first=config.longest_first,
+            first_is_longest=True,
+        )
+        warps = HOLDERS * WARPGROUP_WARPS
+        q_bytes, dout_bytes = config.q_bytes + config.row_bytes, config.dout_bytes + config.row_bytes
+        self.edges = (
+            Edge(name="k", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
+            Edge(name="v", stages=1, tx_bytes=config.v_bytes, consumer_warps=warps),
+            Edge(name="q", stages=config.q_stages, tx_bytes=q_bytes, consumer_warps=warps, ctas=CLUSTER),
+            Edge(name="dout", stages=config.dout_stages, tx_bytes=dout_bytes, consumer_warps=warps, ctas=CLUSTER),
+        )
+
+    @cute.jit
+    def launch(
+        self,
+        q: cute.Tensor,
+        dout: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        rows: Rows,
+        inputs: Inputs,
+        grid: Grid,
+    ) -> None:
+        """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
+        config = self.config
+
+        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
+            return cpasync.make_tiled_tma_atom(op, array, mma.k_major(self.dtype, rows, columns, 1), (rows, columns))[0]
+
+        multicast, store = cpasync.CopyBulkTensorTileG2SMulticastOp(), cpasync.CopyBulkTensorTileS2GOp()
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        maps = Maps(
+            q=atom(multicast, q, config.tile_m, SLAB),
+            dout=atom(multicast, dout, config.tile_m, SLAB),
+            k=atom(load, k, KEYS, SLAB),
+            v=atom(load, v, KEYS, config.v_columns),
+            dk=atom(store, dk, KEYS, config.columns),
+            dv=atom(store, dv, KEYS, config.v_columns),
+        )
+        self.kernel(maps, rows, inputs, grid).launch(
+            grid=(CLUSTER * grid.batch, 1, 1),
+            block=(config.threads, 1, 1),
+            cluster=(CLUSTER, 1, 1),
+            smem=config.smem_bytes,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid) -> None:
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_index == LOAD_WARP:
+            for atom in maps:
+                cpasync.prefetch_descriptor(atom)
+        logits = self.logits(inputs)
+        # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
+        group = grid.q_heads // grid.kv_heads
+        transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
+        index = cute.arch.block_idx()[0]
+        tile, rank = self.scheduler.tile(index // CLUSTER, transposed), index % CLUSTER
+        first_key = tile.m_block * self.config.tile_n + rank * KEYS
+        seq = sequence(inputs, grid, tile, window(inputs)).transposed()
+        within = key_blocks(inputs, transposed, tile, tile.m_block, self.config.tile_n)
+        visit = self.bounds.visit(tile.m_block, seq, within)
+        work = Work(grid, tile, rank, first_key, seq, visit, group, logits)
+        smem = self.allocate()
+        exchange = self.make_exchange()
+        ends = make_pipelines(self.edges)
+
+        if warp_index < WARPGROUP_WARPS:
+            cute.arch.setmaxregister_decrease(self.config.producer_registers)
+            if warp_index == LOAD_WARP:
+                self.load(maps, rows, smem, Producers(*(ends[name][0] for name in Producers._fields)), work)
+        else:
+            walk = Walk(
+                **{name: ends[name][1] for name in ("k", "v", "q", "dout")},
+                head=tile.batch * grid.q_heads + tile.q_head * group,
+                m_block=Int32(0),
+                turn=Int32(0),
+            )
+            if warp_index < 2 * WARPGROUP_WARPS:
+                cute.arch.setmaxregister_increase(self.config.consumer_registers)
+                self.make_weights(maps, smem, exchange, walk, work, inputs)
+            elif warp_index < 3 * WARPGROUP_WARPS:
+                cute.arch.setmaxregister_increase(self.config.consumer_registers)
+                self.make_dscores(maps, smem, exchange, walk, work)
+            else:
+                cute.arch.setmaxregister_decrease(self.config.queries_registers)
+                self.make_queries(rows, smem, exchange, walk, work)
+        # the other CTA may still arrive at barriers of this one
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+    def logits(self, inputs: Inputs) -> Logits:
+        """Cap and scale of the call, as the steps from a score to a weight use them."""
+        softmax_scale = scale = read(inputs.softmax_scale)
+        capped = biased = None
+        if inputs.softcap is not None:
+            cap = read(inputs.softcap)
+            capped, scale = scale / cap, cap
+        if self.config.bias is not None:
+            biased, scale = scale, Float32(1.0)
+        return Logits(softmax_scale, capped, biased, scale * LOG2_E)
+
+    def allocate(self) -> Smem:
+        """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
+        config, smem = self.config, cutlass.memory.SmemAllocator()
+
+        def tiles(rows: int, columns: int, count: int) -> cute.Tensor:
+            layout = mma.k_major(self.dtype, rows, columns, count)
+            return smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+
+        def slabs(tile: cute.Tensor, rows: int, count: int) -> cute.Tensor:
+            return cute.make_tensor(tile.iterator, mma.k_major(self.dtype, rows, SLAB, count).outer)
+
+        def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
+            return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
+
+        k = tiles(KEYS, config.columns, 1)
+        peer_k = tiles(KEYS, SLAB, config.peer_slabs)
+        v = tiles(KEYS, config.v_columns, 1)
+        q = tiles(config.tile_m, config.columns, config.q_stages)
+        dout = tiles(config.tile_m, config.v_columns, config.dout_stages)
+        ds = tiles(KEYS, config.tile_m, CLUSTER * config.ds_stages)
+        return Smem(
+            k=k,
+            v=v,
+            k_slabs=slabs(k, KEYS, config.slabs),
+            peer_k=peer_k,
+            q=q,
+            q_slabs=slabs(q, config.tile_m, config.slabs * config.q_stages),
+            q_transposed=transposed(q, config.tile_m, config.columns, config.q_stages),
+            dout=dout,
+            dout_slabs=slabs(dout, config.tile_m, config.v_slabs * config.dout_stages),
+            dout_transposed=transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
+            ds=ds,
+            ds_transposed=transposed(ds, KEYS, config.tile_m, CLUSTER * config.ds_stages),
+            lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
+            delta=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.dout_stages)), 16),
+        )
+
+    @cute.jit
+    def make_exchange(self) -> Exchange:
+        """Initialises the barriers of dS; `make_pipelines` makes that visible."""
+        smem, stages = cutlass.memory.SmemAllocator(), self.config.ds_stages
+        exchange = Exchange(smem.allocate_array(Int64, stages), smem.allocate_array(Int64, stages))
+        if cute.arch.thread_idx()[0] == 0:
+            for stage in cutlass.range_constexpr(stages):
+                cute.arch.mbarrier_init(exchange.full + stage, WARPGROUP_WARPS)
+                cute.arch.mbarrier_init(exchange.free + stage, CLUSTER * WARPGROUP_WARPS)
+        return exchange
+
+    @cute.jit
+    def load(self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work) -> None:
+        """Waits: k.empty, v.empty, q.empty, dout.empty. Signals: the full ones (TMA counts the bytes)."""
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            self.load_keys(maps, smem, pipes, work)
+            for h in cutlass.range(work.group, unroll=1):
+                head = work.tile.q_head * work.group + h
+                for i in cutlass.range(visit.num_n_blocks, unroll=1):
+                    pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
+                    if h + i == 0:
+                        slot = pipes.v.acquire()
+                        corner = Corner(work.first_key, work.tile.q_head, work.tile.batch)
+                        fetch(maps.v, (KEYS, self.config.v_columns), corner, smem.v[None, None, 0], slot)
+                    # before the next Q, whose slot is free only once dO has been waited for
+                    pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
+        # no tail: the consumers wait for every copy, so none lands after the CTA has gone
+
+    def load_keys(self, maps: Maps, smem: Smem, pipes: Producers, work: Work) -> None:
+        """K of the CTA, and what it needs of the other's. The ring has one slot, which is free."""
+        config, tile = self.config, work.tile
+        slot = pipes.k.acquire()
+        for slab in range(config.slabs):
+            corner = Corner(work.first_key, tile.q_head, tile.batch, slab * SLAB)
+            fetch(maps.k, (KEYS, SLAB), corner, smem.k_slabs[None, None, slab], slot)
+        peer_key = work.first_key + (1 - 2 * work.rank) * KEYS
+        for i in range(config.peer_slabs):
+            corner = Corner(peer_key, tile.q_head, tile.batch, (self.first_slab(work.rank) + i) * SLAB)
+            fetch(maps.k, (KEYS, SLAB), corner, smem.peer_k[None, None, i], slot)
+
+    def first_slab(self, rank: Int32) -> Int32:
+        """Where those slabs of columns begin of which a CTA sums dQ; of three slabs, both CTAs have the middle one."""
+        slabs = self.config.slabs
+        return rank * {1: 0, 2: 1, 3: 1, 4: 2}[slabs]
+
+    @cute.jit
+    def load_queries(
+        self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work, head: Int32, m_block: Int32
+    ) -> Producers:
+        """Half of the slabs of Q for both CTAs, and lse for this one. Waits: q.empty. Signals: q.full."""
+        slot, slabs = pipes.q.acquire_and_advance(), self.config.slabs
+        half = (slabs + 1) // 2
+        first, end = work.rank * half, half + work.rank * (slabs - half)
+        for slab in cutlass.range(first, end, unroll=1):
+            target = smem.q_slabs[None, None, slot.index * slabs + slab]
+            self.share(maps.q, target, m_block, head, slab, slot, work)
+        self.load_row(rows.lse_log2, smem.lse_log2[None, slot.index], work, head, m_block, slot.barrier)
+        return pipes
+
+    @cute.jit
+    def load_dout(
+        self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work, head: Int32, m_block: Int32
+    ) -> Producers:
+        """Half of the slabs of dO for both CTAs, delta for this one. Waits: dout.empty. Signals: dout.full."""
+        slot, slabs = pipes.dout.acquire_and_advance(), self.config.v_slabs
+        half = slabs // 2
+        first, end = work.rank * half, half + work.rank * (slabs - half)
+        for slab in cutlass.range(first, end, unroll=1):
+            target = smem.dout_slabs[None, None, slot.index * slabs + slab]
+            self.share(maps.dout, target, m_block, head, slab, slot, work)
+        self.load_row(rows.delta, smem.delta[None, slot.index], work, head, m_block, slot.barrier)
+        return pipes
+
+    def share(
+        self, atom: cute.CopyAtom, target: cute.Tensor, m_block: Int32, head: Int32, slab: Int32, slot: Any, work: Work
+    ) -> None:
+        """Starts the copy of one slab of a tile of queries into both CTAs."""
+        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch, slab * SLAB)
+        destination, source = partition(atom, (self.config.tile_m, SLAB), corner, target)
+        cute.copy(atom, source, destination, tma_bar_ptr=slot.barrier, mcast_mask=Int16(EVERY_CTA))
+
+    @cute.jit
+    def load_row(
+        self, source: cute.Pointer, target: cute.Tensor, work: Work, head: Int32, m_block: Int32, barrier: cute.Pointer
+    ) -> None:
+        """Starts the copy of one statistic of a tile's queries."""
+        tile_m, grid = self.config.tile_m, work.grid
+        m_blocks = (grid.q_len + (tile_m - 1)) // tile_m
+        first = (Int64(work.tile.batch) * grid.q_heads + head) * m_blocks + m_block
+        row = cute.make_tensor((source + first * tile_m).align(16), cute.make_layout(tile_m))
+        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
+        with cute.arch.elect_one():
+            cute.copy(atom, row, target, mbar_ptr=barrier)
+
+    @cute.jit
+    def make_weights(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work, inputs: Inputs) -> None:
+        """The first warpgroup. Waits: k.full, q.full, dout.full, ds.free. Signals: q.empty, dout.empty, weights."""
+        fragments = self.weights_fragments(smem, work, inputs)
+        fragments.dv.fill(ptx.zero())
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            walk.k.wait()
+            self.clear_keys(smem, work)
+            for _ in cutlass.range(work.group, unroll=1):
+                walk = self.first_weights(fragments, smem, walk, work, visit.first)
+                for span in visit.spans:
+                    for i in cutlass.range(span.num_n_blocks, unroll=1):
+                        m_block = span.first - i
+                        edges = (span.right, span.left)
+                        walk = self.next_weights(fragments, smem, exchange, walk, work, m_block, *edges)
+                walk = self.last_weights(fragments, smem, exchange, walk)
+        self.finish(maps.dv, fragments.dv, smem.v[None, None, 0], self.config.v_columns, work, fragments.place, 0, None)
+
+    @cute.jit
+    def make_dscores(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
+        """The second warpgroup. Waits: v.full, q.full, dout.full, weights. Signals: q.empty, dout.empty, ds.full."""
+        fragments = self.scores_fragments(smem, work)
+        fragments.dk.fill(ptx.zero())
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            walk.k.wait()  # for the one that clears
+            walk.v.wait()
+            self.clear_keys(smem, work)
+            for _ in cutlass.range(work.group, unroll=1):
+                walk = self.first_dscores(fragments, smem, exchange, walk, work, visit.first)
+                for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
+                    walk = self.next_dscores(fragments, smem, exchange, walk, work, visit.first - i)
+                walk = self.last_dscores(fragments, walk)
+        scale = work.logits.softmax_scale
+        self.finish(maps.dk, fragments.dk, smem.k[None, None, 0], self.config.columns, work, fragments.place, 1, scale)
+
+    def weights_fragments(self, smem: Smem, work: Work, inputs: Inputs) -> Weights:
+        """Descriptors and registers of a thread of the first warpgroup."""
+        config = self.config
+        scores_mma = mma.scores_mma(self.dtype, config.tile_m)
+        values_mma = self.holder_mma(config.v_columns)
+        # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
+        by_scores, by_values = scores_mma.get_slice(0), values_mma.get_slice(0)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        place = mma.place(work.first_key, thread, config.tile_m)
+        weights = cute.make_rmem_tensor(values_mma.partition_shape_A((KEYS, config.tile_m)), self.dtype)
+        return Weights(
+            k=scores_mma.make_fragment_A(by_scores.partition_A(smem.k))[None, None, None, 0],
+            q=scores_mma.make_fragment_B(by_scores.partition_B(smem.q)),
+            dout=values_mma.make_fragment_B(by_values.partition_B(smem.dout_transposed)),
+            scores=cute.make_rmem_tensor(scores_mma.partition_shape_C((KEYS, config.tile_m)), Float32),
+            weights=weights,
+            slopes=cute.make_rmem_tensor_like(weights) if config.has_softcap else weights,
+            dv=cute.make_rmem_tensor(values_mma.partition_shape_C((KEYS, config.v_columns)), Float32),
+            place=place,
+            features=self.features(inputs, work, place),
+        )
+
+    def scores_fragments(self, smem: Smem, work: Work) -> Scores:
+        """Descriptors and registers of a thread of the second warpgroup."""
+        config = self.config
+        scores_mma = mma.scores_mma(self.dtype, config.tile_m)
+        keys_mma = self.holder_mma(config.columns)
+        by_scores, by_keys = scores_mma.get_slice(0), keys_mma.get_slice(0)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        place = mma.place(work.first_key, thread, config.tile_m)
+        dscores_shape = keys_mma.partition_shape_A((KEYS, config.tile_m))
+        return Scores(
+            v=scores_mma.make_fragment_A(by_scores.partition_A(smem.v))[None, None, None, 0],
+            dout=scores_mma.make_fragment_B(by_scores.partition_B(smem.dout)),
+            q=keys_mma.make_fragment_B(by_keys.partition_B(smem.q_transposed)),
+            dweights=cute.make_rmem_tensor(scores_mma.partition_shape_C((KEYS, config.tile_m)), Float32),
+            dscores=cute.make_rmem_tensor(dscores_shape, self.dtype),
+            dk=cute.make_rmem_tensor(keys_mma.partition_shape_C((KEYS, config.columns)), Float32),
+            place=place,
+            is_key=tuple(Int32(cutlass.select_(row < work.seq.q_len, Int32(ALL_BITS), Int32(0))) for row in place.rows),
+        )
+
+    def features(self, inputs: Inputs, work: Work, place: mask.Place) -> Features:
+        """What the calling thread needs of the call's extras."""
+        tile, grid = work.tile, work.grid
+        kv_ids = q_ids = None
+        if inputs.q_segment_ids is not None:
+            entry = Int64(tile.batch * grid.kv_heads + tile.q_head)
+            q_ids = inputs.q_segment_ids + entry * grid.q_len
+            ids = inputs.kv_segment_ids + entry * grid.kv_len
+            kv_ids = tuple(read(ids + cutlass.min(row, grid.kv_len - 1)) for row in place.rows)
+        return Features(
+            kv_ids=kv_ids,
+            q_ids=q_ids,
+            mask=_dense(inputs.mask, inputs.mask_strides),
+            bias=_dense(inputs.bias, inputs.bias_strides),
+        )
+
+    @cute.jit
+    def clear_keys(self, smem: Smem, work: Work) -> None:
+        """Zeroes rows of K beyond the sequence: their dS is 0, but 0 * NaN is NaN. Waits: clear. Signals: clear.
+
+        What V holds there reaches its own rows of dV alone, and what lies beyond the array was filled in as zeros.
+        """
+        if cutlass.const_expr(self.config.has_kv_lengths):
+            config, seq = self.config, work.seq
+            if seq.q_len - work.tile.m_block * config.tile_n < config.tile_n and seq.q_len < work.grid.kv_len:
+                own = cutlass.max(seq.q_len - work.first_key, 0)
+                peer = cutlass.max(seq.q_len - (work.first_key + (1 - 2 * work.rank) * KEYS), 0)
+                self.clear_rows(smem.k[None, None, 0], own, KEYS, config.columns)
+                for i in cutlass.range_constexpr(config.peer_slabs):
+                    self.clear_rows(smem.peer_k[None, None, i], peer, KEYS, SLAB)
+                self.cleared()
+
+    @cute.jit
+    def clear_queries(self, smem: Smem, walk: Walk, work: Work, m_block: Int32) -> None:
+        """Zeroes rows of Q and dO beyond the sequence, as of K. Waits: q.full, dout.full, clear. Signals: clear."""
+        if cutlass.const_expr(self.config.has_q_lengths):
+            config, seq = self.config, work.seq
+            seen = seq.kv_len - m_block * config.tile_m
+            if seen < config.tile_m and seq.kv_len < work.grid.q_len:
+                walk.q.wait()
+                walk.dout.wait()
+                q, dout = walk.q.current_handle().index, walk.dout.current_handle().index
+                self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
+                self.clear_rows(smem.dout[None, None, dout], seen, config.tile_m, config.v_columns)
+                self.cleared()
+
+    @cute.jit
+    def clear_rows(self, tile: cute.Tensor, first: Int32, rows: int, columns: int) -> None:
+        """Zeroes rows [first, rows) of a tile; all consumer threads take part."""
+        words, row_words = cute.recast_tensor(tile, Int32), columns * self.config.element_bytes // 4
+        thread = cute.arch.thread_idx()[0] - WARPGROUP
+        for word in cutlass.range(thread, (rows - first) * row_words, HOLDERS * WARPGROUP, unroll=1):
+            words[first + word // row_words, word % row_words] = Int32(0)
+
+    def cleared(self) -> None:
+        """Waits until all consumer threads have cleared their part. Waits: clear. Signals: clear."""
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=HOLDERS * WARPGROUP)
+
+    @cute.jit
+    def first_weights(self, fragments: Weights, smem: Smem, walk: Walk, work: Work, m_block: Int32) -> Walk:
+        """S and P of a head's first tile of queries; that tile may be cut by any edge of the mask."""
+        self.clear_queries(smem, walk, work, m_block)
+        walk.q.wait()  # Q(m) has landed
+        warpgroup.fence()
+        self.issue_scores(fragments, walk)
+        walk = walk._replace(m_block=m_block)
+        seen = self.seen(fragments, walk, work, True)
+        warpgroup.wait_group(0)
+        edges = Edges(right=self.config.has_left, left=self.config.has_right, ragged=True)
+        return self.exponentiate(fragments, smem, walk, work, edges, seen, first=True)
+
+    @cute.jit
+    def next_weights(
+        self,
+        fragments: Weights,
+        smem: Smem,
+        exchange: Exchange,
+        walk: Walk,
+        work: Work,
+        m_block: Int32,
+        right: cutlass.Constexpr,
+        left: cutlass.Constexpr,
+    ) -> Walk:
+        """W of tile m+1 goes to the other warpgroup; its dV runs beside S and P of tile m."""
+        self.pass_weights(fragments, smem, exchange, walk)
+        walk.dout.wait()  # dO(m+1) has landed
+        walk.q.wait()  # Q(m) has landed
+        warpgroup.fence()
+        self.issue_scores(fragments, walk)
+        self.issue_values(fragments, walk)
+        walk = walk._replace(m_block=m_block, turn=walk.turn + 1)
+        seen = self.seen(fragments, walk, work, False)
+        warpgroup.wait_group(1)  # S(m) is complete; dV(m+1) may still run
+        edges = Edges(right=right, left=left, ragged=False)
+        return self.exponentiate(fragments, smem, walk, work, edges, seen, first=False)
+
+    @cute.jit
+    def last_weights(self, fragments: Weights, smem: Smem, exchange: Exchange, walk: Walk) -> Walk:
+        """W and dV of a head's last tile of queries."""
+        self.pass_weights(fragments, smem, exchange, walk)
+        walk.dout.wait()
+        warpgroup.fence()
+        self.issue_values(fragments, walk)
+        warpgroup.wait_group(0)
+        release(walk.dout, CLUSTER)
+        walk.dout.advance()
+        return walk._replace(head=walk.head + 1, turn=walk.turn + 1)
+
+    def exponentiate(
+        self,
+        fragments: Weights,
+        smem: Smem,
+        walk: Walk,
+        work: Work,
+        edges: Edges,
+        seen: tuple[Int32, ...] | None,
+        *,
+        first: bool,
+    ) -> Walk:
+        """Scores of the tile in work become P, and W where there is a cap; unless `first`, dV(m+1) ends meanwhile."""
+        capped, blocks = work.logits.capped, range(self.config.tile_m // 8)
+        scores = mma.rows_and_columns(fragments.scores)
+        weights, slopes = (cute.recast_tensor(cute.coalesce(t), Int32) for t in (fragments.weights, fragments.slopes))
+        lse_log2 = smem.lse_log2[None, walk.q.current_handle().index]
+
+        def weigh(block: int) -> cute.Tensor:
+            part = _columns(scores, block)
+            self.weigh(part, block, lse_log2, fragments, walk, work, edges, seen)
+            return part
+
+        if capped is not None:
+            softcap.cap(scores, capped)  # tanh: the cap's slope is 1 - tanh^2
+        else:
+            for block in blocks:
+                part = weigh(block)
+                for r in range(2):
+                    for c in range(2):
+                        scores[r, 2 * block + c] = part[r, c]
+        if not first:
+            warpgroup.wait_group(0)  # dV(m+1) is complete: the registers of P(m+1) are free
+            release(walk.dout, CLUSTER)
+            walk.dout.advance()
+        for block in blocks:
+            part = _columns(scores, block) if capped is None else weigh(block)
+            for r in range(2):
+                weights[2 * block + r] = ptx.cvt_pair(self.dtype, part[r, 0], part[r, 1])
+                if capped is not None:
+                    tanh = [scores[r, 2 * block + c] for c in range(2)]
+                    product = [part[r, c] * cute.math.fma(-tanh[c], tanh[c], Float32(1.0)) for c in range(2)]
+                    slopes[2 * block + r] = ptx.cvt_pair(self.dtype, *product)
+        cute.arch.sync_warp()  # all lanes have read lse
+        release(walk.q, CLUSTER)
+        walk.q.advance()
+        return walk
+
+    def weigh(
+        self,
+        part: cute.Tensor,
+        block: int,
+        lse_log2: cute.Tensor,
+        fragments: Weights,
+        walk: Walk,
+        work: Work,
+        edges: Edges,
+        seen: tuple[Int32, ...] | None,
+    ) -> None:
+        """Scores [2 keys, 2 queries] of a block of eight queries become weights in place, 0 where hidden."""
+        features, grid, logits = fragments.features, work.grid, work.logits
+        start = walk.m_block * self.config.tile_m
+        place = fragments.place._replace(columns=fragments.place.columns[2 * block : 2 * block + 2])
+        if features.bias is not None:
+            bias = self.columns_of(features.bias, place, walk, work)
+            dense.add(part, logits.biased, bias, place, start, ragged=edges.ragged)
+        lse = ptx.ld_shared_v2(lse_log2.iterator + (8 * block + place.first_column))
+        for r in range(2):
+            for c in range(2):
+                power = cute.math.fma(part[r, c], logits.scale_log2, -lse[c])
+                part[r, c] = cute.math.exp2(power, fastmath=True)
+        if edges.right or edges.left:
+            mask.hide(part, place, start, work.seq, right=edges.right, left=edges.left, hidden=0.0)
+        if features.kv_ids is not None:
+            ids = (features.kv_ids, features.q_ids)
+            mask.hide_other_segments(part, place, start, *ids, grid.q_len, ragged=edges.ragged, hidden=0.0)
+        if seen is not None:
+            dense.hide_unset(part, seen, 2 * block, hidden=0.0)
+
+    def seen(self, fragments: Weights, walk: Walk, work: Work, ragged: bool) -> tuple[Int32, ...] | None:
+        """What a mask array lets be seen of the tile in work, read while S runs; None without one."""
+        array, place = fragments.features.mask, fragments.place
+        if array is None:
+            return None
+        columns = self.columns_of(array, place, walk, work)
+        return dense.bits(columns, place, walk.m_block * self.config.tile_m, ragged=ragged)
+
+    def columns_of(self, array: Dense, place: mask.Place, walk: Walk, work: Work) -> dense.Rows:
+        """What an array has for the thread's keys, in the head in work."""
+        tile, grid = work.tile, work.grid
+        head = walk.head - tile.batch * grid.q_heads
+        return dense.columns_of(array, place, tile.batch, head, grid.q_len, grid.kv_len)
+
+    def pass_weights(self, fragments: Weights, smem: Smem, exchange: Exchange, walk: Walk) -> None:
+        """Hands W of the tile in work to the other warpgroup. Waits: ds.free. Signals: weights."""
+        stage, parity = self.stage(walk)
+        words = cute.recast_tensor(cute.coalesce(fragments.slopes), Int32)
+        cute.arch.mbarrier_wait(exchange.free + stage, parity ^ 1)
+        address = self.own_words(smem, stage)
+        for i in range(0, cute.size(words), WORDS):
+            ptx.st_shared_v4(address + WORDS * WARP * i, tuple(words[i + j] for j in range(WORDS)))
+        cute.arch.barrier_arrive(barrier_id=NamedBarrierId.WEIGHTS + stage, number_of_threads=HOLDERS * WARPGROUP)
+
+    def stage(self, walk: Walk) -> tuple[Int32 | int, Int32]:
+        """(stage of dS of the tile in work, parity of the phase in which it is filled)."""
+        if self.config.ds_stages == 1:
+            return 0, walk.turn & 1
+        return walk.turn & 1, (walk.turn >> 1) & 1
+
+    def own_words(self, smem: Smem, stage: Int32 | int) -> Int32:
+        """Address of the calling thread's first four words of W: its warp's 2 KB are the rows of its warp's dS."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        base = smem.ds.iterator.toint() + stage * self.config.ds_bytes
+        return base + thread // WARP * self.warp_bytes + thread % WARP * (4 * WORDS)
+
+    @property
+    def warp_bytes(self) -> int:
+        """Of the rows of dS that a warp has."""
+        return KEYS // WARPGROUP_WARPS * self.config.tile_m * self.config.element_bytes
+
+    @cute.jit
+    def first_dscores(
+        self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, m_block: Int32
+    ) -> Walk:
+        """dP and dS of a head's first tile of queries."""
+        self.clear_queries(smem, walk, work, m_block)
+        walk.dout.wait()  # dO(m) has landed
+        warpgroup.fence()
+        self.issue_dweights(fragments, walk)
+        warpgroup.wait_group(0)
+        return self.differentiate(fragments, smem, exchange, walk._replace(m_block=m_block), work, first=True)
+
+    @cute.jit
+    def next_dscores(
+        self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, m_block: Int32
+    ) -> Walk:
+        """dP of tile m, then its dS beside dK of tile m+1."""
+        walk.q.wait()  # Q(m+1) has landed
+        walk.dout.wait()  # dO(m) has landed
+        warpgroup.fence()
+        self.issue_dweights(fragments, walk)
+        self.issue_keys(fragments, walk)
+        walk = walk._replace(m_block=m_block, turn=walk.turn + 1)
+        warpgroup.wait_group(1)  # dP(m) is complete; dK(m+1) may still run
+        return self.differentiate(fragments, smem, exchange, walk, work, first=False)
+
+    @cute.jit
+    def last_dscores(self, fragments: Scores, walk: Walk) -> Walk:
+        """dK of a head's last tile of queries."""
+        walk.q.wait()
+        warpgroup.fence()
+        self.issue_keys(fragments, walk)
+        warpgroup.wait_group(0)
+        release(walk.q, CLUSTER)
+        walk.q.advance()
+        return walk._replace(turn=walk.turn + 1)
+
+    def differentiate(
+        self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, *, first: bool
+    ) -> Walk:
+        """dS of the tile in work, for both CTAs; unless `first`, dK(m+1) ends meanwhile.
+
+        Waits: weights. Signals: ds.full.
+        """
+        stage, _ = self.stage(walk)
+        dweights = mma.rows_and_columns(fragments.dweights)
+        delta_row = smem.delta[None, walk.dout.current_handle().index]
+        cute.arch.barrier(barrier_id=NamedBarrierId.WEIGHTS + stage, number_of_threads=HOLDERS * WARPGROUP)
+        address = self.own_words(smem, stage)
+        blocks = self.config.tile_m // 8
+        pairs = cute.recast_tensor(cute.coalesce(fragments.dscores), Int32)
+        words: tuple[Int32, ...] = ()
+        for block in range(blocks):
+            if not words:  # as late as possible: four registers, not all
+                words = ptx.ld_shared_v4(address + WORDS * WARP * 2 * block)
+            delta = ptx.ld_shared_v2(delta_row.iterator + (8 * block + fragments.place.first_column))
+            for r in range(2):
+                weights = ptx.unpack_pair(self.dtype, words[r])
+                for c in range(2):
+                    dweights[r, 2 * block + c] = weights[c] * (dweights[r, 2 * block + c] - delta[c])
+            words = words[2:]
+        if not first:
+            warpgroup.wait_group(0)  # dK(m+1) is complete: the registers of dS(m+1) are free
+            release(walk.q, CLUSTER)
+            walk.q.advance()
+        for block in range(blocks):
+            for r in range(2):
+                pair = ptx.cvt_pair(self.dtype, dweights[r, 2 * block], dweights[r, 2 * block + 1])
+                # beyond kv_len P = exp2(-lse) may be inf, and dQ sums over keys
+                pairs[2 * block + r] = pair & fragments.is_key[r]
+        cute.arch.sync_warp()  # all lanes have read W, and delta
+        release(walk.dout, CLUSTER)
+        walk.dout.advance()
+        target = smem.ds[None, None, CLUSTER * stage]
+        # a thread's elements of the A operand are its elements of the accumulator, in the same order
+        rounded = cute.make_tensor(fragments.dscores.iterator, fragments.dweights.layout)
+        self.copy_to_smem(mma.scores_mma(self.dtype, self.config.tile_m), rounded, target)
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma and the copy may read what this thread wrote
+        cute.arch.sync_warp()
+        self.send(smem, exchange, work, stage)
+        return walk
+
+    @cute.jit
+    def send(self, smem: Smem, exchange: Exchange, work: Work, stage: Int32 | int) -> None:
+        """The warp's rows of dS go to the other CTA. Signals: ds.full, of both CTAs."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        full, size = exchange.full + stage, self.config.ds_bytes // CLUSTER
+        source = smem.ds.iterator.toint() + (stage * self.config.ds_bytes + thread // WARP * self.warp_bytes)
+        if thread % WARP == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.warp_bytes)
+            ptx.copy_to_peer(source + size, source, self.warp_bytes, full, 1 - work.rank)
+
+    def wait_dscores(self, exchange: Exchange, walk: Walk) -> None:
+        """Waits: ds.full."""
+        stage, parity = self.stage(walk)
+        cute.arch.mbarrier_wait(exchange.full + stage, parity)
+
+    @cute.jit
+    def free_dscores(self, exchange: Exchange, walk: Walk) -> None:
+        """dQ has read dS. Signals: ds.free, of both CTAs."""
+        stage, _ = self.stage(walk)
+        lane = cute.arch.lane_idx()
+        if lane < CLUSTER:
+            ptx.arrive_at(exchange.free + stage, lane)
+
+    def issue_scores(self, fragments: Weights, walk: Walk) -> None:
+        """Starts S^T = K Q^T."""
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
+        q = fragments.q[None, None, None, walk.q.current_handle().index]
+        mma.batch(scores_mma, fragments.scores, fragments.k, q, accumulate=False)
+
+    def issue_values(self, fragments: Weights, walk: Walk) -> None:
+        """Starts dV += P^T dO."""
+        dout = fragments.dout[None, None, None, walk.dout.current_handle().index]
+        values_mma = self.holder_mma(self.config.v_columns)
+        mma.batch(values_mma, fragments.dv, fragments.weights, dout, accumulate=True)
+
+    def issue_keys(self, fragments: Scores, walk: Walk) -> None:
+        """Starts dK += dS^T Q."""
+        q = fragments.q[None, None, None, walk.q.current_handle().index]
+        keys_mma = self.holder_mma(self.config.columns)
+        mma.batch(keys_mma, fragments.dk, fragments.dscores, q, accumulate=True)
+
+    def issue_dweights(self, fragments: Scores, walk: Walk) -> None:
+        """Starts dP^T = V dO^T."""
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
+        dout = fragments.dout[None, None, None, walk.dout.current_handle().index]
+        mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False)
+
+    def holder_mma(self, columns: int) -> cute.TiledMma:
+        """dV += P^T dO and dK += dS^T Q: two instructions of half the columns where one would leave too few registers.
+
+        The operand in registers costs no bandwidth, so that two read no more shared memory than one.
+        """
+        return mma.values_mma(self.dtype, columns if columns <= 3 * SLAB else columns // 2)
+
+    def copy_to_smem(self, tiled: cute.TiledMma, accumulator: cute.Tensor, target: cute.Tensor) -> None:
+        """A 16-bit accumulator of `tiled` to a tile whose rows lie apart."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
+        copy = cute.make_tiled_copy_C(atom, tiled).get_slice(thread)
+        cute.copy(copy, copy.retile(accumulator), copy.partition_D(target))
+
+    @cute.jit
+    def make_queries(self, rows: Rows, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
+        """The third warpgroup. Waits: k.full, ds.full. Signals: ds.free, store."""
+        visit = work.visit
+        if visit.num_n_blocks > 0:
+            walk.k.wait()
+            for _ in cutlass.range(work.group, unroll=1):
+                for i in cutlass.range(visit.num_n_blocks, unroll=1):
+                    walk = walk._replace(m_block=visit.first - i)
+                    self.sum_queries(rows, smem, exchange, walk, work)
+                    walk = walk._replace(turn=walk.turn + 1)
+                walk = walk._replace(head=walk.head + 1)
+        cute.arch.barrier_arrive(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+
+    @cute.jit
+    def sum_queries(self, rows: Rows, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
+        """dQ = dS K of the tile in work: the CTA's columns, over the keys of both CTAs."""
+        slabs = self.config.slabs
+        if cutlass.const_expr(slabs == 4):
+            self.sum_slabs(rows, smem, exchange, walk, work, 0, 2)
+        elif cutlass.const_expr(slabs == 2):
+            self.sum_slabs(rows, smem, exchange, walk, work, 0, 1)
+        else:  # the CTAs take turns with the odd slab
+            takes_odd = (walk.turn + work.rank) % 2 == 0
+            if takes_odd:
+                self.sum_slabs(rows, smem, exchange, walk, work, 0, self.config.peer_slabs)
+            elif cutlass.const_expr(slabs == 3):
+                self.sum_slabs(rows, smem, exchange, walk, work, work.rank, 1)
+            else:
+                self.wait_dscores(exchange, walk)
+                self.free_dscores(exchange, walk)
+
+    @cute.jit
+    def sum_slabs(
+        self,
+        rows: Rows,
+        smem: Smem,
+        exchange: Exchange,
+        walk: Walk,
+        work: Work,
+        first: Int32 | int,
+        count: cutlass.Constexpr,
+    ) -> None:
+        """dQ of `count` slabs from `first` on, of those that the CTA has."""
+        config, at_once = self.config, min(count, self.config.slabs_at_once)
+        columns = at_once * SLAB
+        queries_mma = mma.queries_mma(self.dtype, columns)
+        by_queries = queries_mma.get_slice(0)
+        stage, _ = self.stage(walk)
+        ds = queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_transposed))
+        own, peer = (
+            queries_mma.make_fragment_B(by_queries.partition_B(self.columns_from_slabs(tile, columns, slabs)))
+            for tile, slabs in ((smem.k, config.slabs), (smem.peer_k, config.peer_slabs))
+        )
+        dq = cute.make_rmem_tensor(queries_mma.partition_shape_C((config.tile_m, columns)), Float32)
+        self.wait_dscores(exchange, walk)
+        for done in cutlass.range_constexpr(0, count, at_once):
+            slab = self.first_slab(work.rank) + first + done
+            warpgroup.fence()
+            for source, k in enumerate((own[None, None, None, slab], peer[None, None, None, first + done])):
+                a = ds[None, None, None, CLUSTER * stage + source]
+                for step in range(cute.size(a, mode=[2])):
+                    queries_mma.set(warpgroup.Field.ACCUMULATE, source > 0 or step > 0)
+                    cute.gemm(queries_mma, dq, a[None, None, step], k[None, None, step], dq)
+            warpgroup.commit_group()
+            warpgroup.wait_group(0)
+            if cutlass.const_expr(done + at_once == count):
+                self.free_dscores(exchange, walk)
+            for i in cutlass.range_constexpr(at_once):
+                self.add_slab(dq, i, rows, walk, work, slab + i)
+
+    def columns_from_slabs(self, tile: cute.Tensor, columns: int, slabs: int) -> cute.Tensor:
+        """(columns, 64 keys, slabs - columns / 64 + 1): so many columns of K from each slab on."""
+        layout = mma.mn_major(self.dtype, KEYS, columns, 1).outer
+        count = slabs - columns // SLAB + 1
+        shape, stride = (*layout.shape[:2], count), (*layout.stride[:2], SLAB * KEYS)
+        return cute.make_tensor(tile.iterator, cute.make_layout(shape, stride=stride))
+
+    @cute.jit
+    def add_slab(self, dq: cute.Tensor, i: cutlass.Constexpr, rows: Rows, walk: Walk, work: Work, slab: Int32) -> None:
+        """Adds the `i`-th 64 columns of dQ to global memory, if deterministic in their turn.
+
+        Four floats of a thread lie beside those of its neighbour: those of block j of 8 columns are columns 2 t and the
+        next of queries q and q + 8, t = lane % 4 and q = 16 warp + lane / 4. [slab, j, warp, lane / 4, t, query half,
+        column] is the order of a tile.
+        """
+        config = self.config
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        m_blocks = (work.grid.q_len + (config.tile_m - 1)) // config.tile_m
+        tile = Int64(walk.head) * m_blocks + walk.m_block
+        turn = self.take_turn(rows, tile, walk, work, slab)
+        first = (tile * config.slabs + slab) * (SLAB * config.tile_m) + 4 * thread
+        elements = mma.rows_and_columns(dq)
+        for j in cutlass.range_constexpr(SLAB // 8):
+            column = 2 * (i * SLAB // 8 + j)
+            values = tuple(elements[half, column + pair] for half in range(2) for pair in range(2))
+            ptx.red_add_v4(rows.dq_sum + (first + 4 * WARPGROUP * j), values, Int32(1))
+        self.pass_turn(turn)
+
+    @cute.jit
+    def take_turn(self, rows: Rows, tile: Int64, walk: Walk, work: Work, slab: Int32) -> cute.Pointer | None:
+        """Waits until all tiles of earlier keys have added to the slab of the tile's dQ, if deterministic.
+
+        Their CTAs come earlier in the grid, so they run or have run. Returns where turns are counted. Waits: order.
+        """
+        turn = None
+        if cutlass.const_expr(rows.dq_turn is not None):
+            turn = rows.dq_turn + (tile * self.config.dq_parts + slab)
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                own = work.tile.m_block - self.first_tile(walk.m_block, work)
+                while ptx.ld_acquire(turn) != own:
+                    pass
+            cute.arch.barrier(barrier_id=NamedBarrierId.ORDER, number_of_threads=WARPGROUP)
+        return turn
+
+    def first_tile(self, m_block: Int32, work: Work) -> Int32 | int:
+        """The first tile of keys that a tile of queries sees some of: those from there on visit it, if they see it."""
+        seq = work.seq
+        if seq.window_right is None:
+            return 0
+        first_key = m_block * self.config.tile_m - seq.diagonal - seq.window_right
+        return cutlass.max(first_key, 0) // self.config.tile_n
+
+    @cute.jit
+    def pass_turn(self, turn: cute.Pointer | None) -> None:
+        """The next tile of keys may add. Waits: order."""
+        if cutlass.const_expr(turn is not None):
+            cute.arch.barrier(barrier_id=NamedBarrierId.ORDER, number_of_threads=WARPGROUP)
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                ptx.red_release_inc(turn)
+
+    def round(self, acc: cute.Tensor, scale: Float32 | None) -> cute.Tensor:
+        """dK or dV in 16 bit, pair by pair: all products at once would need registers that other roles then lack."""
+        rounded = cute.make_rmem_tensor_like(acc, self.dtype)
+        words = cute.recast_tensor(cute.coalesce(rounded), Int32)
+        for i in range(cute.size(words)):
+            pair = [acc[2 * i + c] if scale is None else acc[2 * i + c] * scale for c in range(2)]
+            words[i] = ptx.cvt_pair(self.dtype, *pair)
+        return rounded
+
+    @cute.jit
+    def finish(
+        self,
+        atom: cute.CopyAtom,
+        acc: cute.Tensor,
+        target: cute.Tensor,
+        columns: cutlass.Constexpr,
+        work: Work,
+        place: mask.Place,
+        wg: cutlass.Constexpr,
+        scale: Float32 | None,
+    ) -> None:
+        """Scales dK or dV, if it must be, and stores it by way of K's or V's tile; keys past the array are not written.
+
+        Waits: store. Signals: store.
+        """
+        if cutlass.const_expr(self.config.has_kv_lengths):
+            _keep_rows(acc, [row < work.seq.q_len for row in place.rows])
+        rounded = self.round(acc, scale)
+        cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+        self.copy_to_smem(self.holder_mma(columns), rounded, target)
+        cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
+        if cute.arch.thread_idx()[0] % WARPGROUP // WARP == 0:
+            corner = Corner(work.first_key, work.tile.q_head, work.tile.batch)
+            source, destination = partition(atom, (KEYS, columns), corner, target)
+            cute.copy(atom, source, destination)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+
+
+def _dense(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> Dense | None:
+    return None if pointer is None or steps is None else Dense(pointer, *steps)
+
+
+def _columns(scores: cute.Tensor, block: int) -> cute.Tensor:
+    """A copy of [2 keys, 2 queries], a block of eight queries of a thread's scores."""
+    part = cute.make_rmem_tensor((2, 2), Float32)
+    for r in range(2):
+        for c in range(2):
+            part[r, c] = scores[r, 2 * block + c]
+    return part
+
+
+def _keep_rows(acc: cute.Tensor, kept: list[Boolean]) -> None:
+    """Zeroes the rows of dK or dV that are not kept, even where they hold NaN."""
+    for i in range(cute.size(acc)):
+        acc[i] = Float32(cutlass.select_(kept[i // 2 % 2], acc[i], Float32(0.0)))
