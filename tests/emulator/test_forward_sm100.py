@@ -181,15 +181,22 @@ def matrix() -> list[tuple[Cell, str, int]]:
     """Every feature in both dtypes and several head dims, with lengths drawn from LENGTHS."""
     rng = random.Random(0)
     cells = []
+
+    def add(features, mode, **fields):
+        q, k = rng.choice(LENGTHS), rng.choice(LENGTHS)
+        changes = dict(features)
+        for name, length in (("q_lengths", q), ("kv_lengths", k)):
+            if name in changes:
+                changes[name] = tuple(min(n, length) for n in changes[name])
+        heads = rng.choice(({"kv_heads": 2}, {"group": 2}))
+        cells.append((cell(q=q, k=k, **fields, **heads, **changes), mode, rng.randrange(100)))
+
     for features, head_dim in itertools.product(FEATURES, (64, 128)):
         for dtype, mode in itertools.product(("bfloat16", "float16"), MODES):
-            q, k = rng.choice(LENGTHS), rng.choice(LENGTHS)
-            changes = dict(features)
-            for name, length in (("q_lengths", q), ("kv_lengths", k)):
-                if name in changes:
-                    changes[name] = tuple(min(n, length) for n in changes[name])
-            heads = rng.choice(({"kv_heads": 2}, {"group": 2}))
-            cells.append((cell(q=q, k=k, head_dim=head_dim, dtype=dtype, **heads, **changes), mode, rng.randrange(100)))
+            add(features, mode, head_dim=head_dim, dtype=dtype)
+    modes = itertools.cycle(MODES)
+    for features, (head_dim, head_dim_v) in itertools.product(FEATURES, ((192, 128), (256, 256), (136, 200))):
+        add(features, next(modes), head_dim=head_dim, head_dim_v=head_dim_v)
     for head_dim, mode in zip(range(8, 129, 8), itertools.cycle(MODES)):
         dims = {"head_dim": head_dim, "head_dim_v": rng.randrange(8, 129, 8)}
         cells.append((cell(q=rng.choice(LENGTHS), k=rng.choice(LENGTHS), causal=True, **dims), mode, head_dim))
