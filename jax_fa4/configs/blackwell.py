@@ -32,6 +32,7 @@ SCORES = 2  # places for S in tensor memory: of two query tiles, or of two block
 IDLE_REGISTERS = 24  # of a thread that has nothing to do: the fewest there are
 MAX_KV_STAGES = 32
 UNEVEN_KV_STAGES = 3  # K V K, then V K V: slots of two sizes
+RESPONSE_BYTES = 16  # which tile is next, as cluster launch control tells it
 TMEM_ADDRESS_BYTES = 8  # where the allocation tells its address; padded, for barriers follow
 
 
@@ -50,7 +51,7 @@ ROLES = (
     Role("mma", 12, 1),
     Role("epilogue", 13, 1),
     Role("load", 14, 1),
-    Role("empty", 15, 1),
+    Role("schedule", 15, 1),  # empty unless the hardware says which tile is next
 )
 
 
@@ -88,6 +89,7 @@ class SmemPlan:
     cta_group: int
     out_over_q: bool  # O leaves through the bytes of Q
     out_by_tma: bool  # else O doesn't come here
+    is_dynamic: bool  # which tile is next is told here
     barriers: int
     kv_stages: int
 
@@ -130,9 +132,10 @@ class SmemPlan:
 
     @property
     def other_bytes(self) -> int:
-        """Statistics, barriers and the address of tensor memory."""
+        """Statistics, the next tile, barriers and the address of tensor memory."""
         statistics = (SCORES + self.q_tiles) * TILE_ROWS * 4  # factors for earlier output, and those at the end
-        return statistics + (self.barriers + 2 * self.kv_stages) * MBARRIER_BYTES + TMEM_ADDRESS_BYTES
+        response = RESPONSE_BYTES if self.is_dynamic else 0
+        return statistics + response + (self.barriers + 2 * self.kv_stages) * MBARRIER_BYTES + TMEM_ADDRESS_BYTES
 
     @property
     def total(self) -> int:
@@ -157,7 +160,9 @@ class ForwardSm100Config(KernelConfig):
     K and V blocks share a ring of `kv_stages`. Registers are those of a thread, by role; all warps that are neither
     softmax nor correction have the same. Of every `exp2_period` weights in 32 columns, the last four are computed by a
     polynomial in place of the special-function unit, from fragment `exp2_first` on and never in the last; 0: none.
-    `is_persistent`: a CTA computes tile after tile, and O has room of its own, so that the next tile begins meanwhile.
+    `schedule`: a CTA computes a single tile; or, persistent, one after the other: every n-th of a static order or,
+    dynamic, those of CTAs that have not started (cluster launch control). O has room of its own then, so that the next
+    tile begins meanwhile.
     Unless `out_by_tma` the correction warps store O themselves, each row where it belongs.
     Raises ValueError where shared memory, tensor memory or registers forbid it.
     """
@@ -168,7 +173,7 @@ class ForwardSm100Config(KernelConfig):
     cta_group: Literal[1, 2] = 1
     exp2_period: int = 0
     exp2_first: int = 0
-    is_persistent: bool = False
+    schedule: Literal["single", "static", "dynamic"] = "single"
     out_by_tma: bool = True
 
     def __post_init__(self) -> None:
@@ -183,6 +188,12 @@ class ForwardSm100Config(KernelConfig):
             raise ValueError(f"tiles must be {wanted}, got {self.tile_m} x {self.tile_n}")
         if self.cta_group == 2 and self.has_kv_lengths:
             raise ValueError("cta_group=2 takes no kv_lengths: half of what lies beyond them is in the other CTA")
+        if self.schedule not in ("single", "static", "dynamic"):
+            raise ValueError(f"schedule must be single, static or dynamic, got {self.schedule}")
+        if self.schedule == "static" and self.visits_differ:
+            raise ValueError("schedule=static takes tiles that all visit the same keys: no window, lengths or segments")
+        if self.is_persistent and self.has_kv_lengths:
+            raise ValueError(f"schedule={self.schedule} takes no kv_lengths: which slot to clear is unknown")
         if self.kv_stages < 2:
             raise ValueError(f"kv_stages must be at least 2, one for K and one for V, got {self.kv_stages}")
         self._check_smem()
@@ -195,8 +206,6 @@ class ForwardSm100Config(KernelConfig):
         total = (softmax + self.second_softmax_registers + correction + other) * WARPGROUP_WARPS * WARP
         if total > REGISTER_FILE:
             raise ValueError(f"registers {registers} take {total} of a CTA, {REGISTER_FILE} exist")
-        if self.is_persistent and self.visits_differ:
-            raise ValueError("is_persistent takes tiles that all visit the same keys: no window, lengths or segments")
         if self.exp2_period and self.exp2_period not in range(4, WARP + 1, 2):
             raise ValueError(f"exp2_period must be 0 or an even number from 4 to {WARP}, got {self.exp2_period}")
 
@@ -217,8 +226,18 @@ class ForwardSm100Config(KernelConfig):
 
     @property
     def walks(self) -> bool:
+        """Whether a CTA computes tiles of a static order, so that the grid is as many CTAs as run at a time."""
+        return self.schedule == "static"
+
+    @property
+    def is_persistent(self) -> bool:
         """Whether a CTA computes tile after tile."""
-        return self.is_persistent
+        return self.schedule != "single"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the hardware says which tile is next."""
+        return self.schedule == "dynamic"
 
     @property
     def launch_registers(self) -> int:
@@ -279,6 +298,7 @@ class ForwardSm100Config(KernelConfig):
             q_tiles=self.q_tiles,
             cta_group=self.cta_group,
             out_over_q=not self.is_persistent,
+            is_dynamic=self.is_dynamic,
             out_by_tma=self.out_by_tma,
             barriers=sum(barrier.number for barrier in self.barriers if not barrier.name.startswith("kv.")),
             kv_stages=self.kv_stages,
@@ -307,6 +327,12 @@ class ForwardSm100Config(KernelConfig):
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         return self.smem.total
+
+    @property
+    def tile_readers(self) -> int:
+        """Warps that are told of the next tile; of a pair, one CTA multiplies."""
+        others = 3 if self.out_by_tma else 2  # epilogue, load, schedule
+        return self.cta_group * ((self.q_tiles + 1) * WARPGROUP_WARPS + others) + 1
 
     @property
     def out_offset(self) -> int:
@@ -398,6 +424,11 @@ class ForwardSm100Config(KernelConfig):
         ]
         if self.out_by_tma:
             table.append(Barrier("out.full", tiles, 4, correction, "epilogue", f"the rounded O is in smem{over_q}"))
+        if self.is_dynamic:
+            table += [
+                Barrier("tile.full", 1, 1, "schedule (1 + bytes)", "all", "which tile is next is in smem"),
+                Barrier("tile.empty", 1, self.tile_readers, f"all{of_both} (1 a warp)", "schedule", "all have read it"),
+            ]
         if self.is_persistent:
             table += [
                 Barrier("q.empty", tiles, 1, "mma (commit)", "load", "every product that reads the Q tile is complete"),

@@ -41,7 +41,7 @@ class GroupedSm100Config(ForwardSm100Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out_by_tma or self.is_persistent:
-            raise ValueError("grouped heads take out_by_tma=False and is_persistent=False")
+            raise ValueError("grouped heads take out_by_tma=False and schedule=single")
         if self.has_segments or self.has_mask or self.bias:
             raise ValueError("grouped heads take no segments, no mask and no bias")
         if self.page_size is not None and not (self.page_size > 0 and self.has_kv_lengths and self.is_split):

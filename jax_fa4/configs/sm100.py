@@ -117,7 +117,7 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | 
         config = dataclasses.replace(config, cta_group=2, tile_m=2 * config.tile_m, **row.pair.fields)
     has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
     is_persistent = row.is_persistent and not config.visits_differ and not has_elements
-    return dataclasses.replace(config, is_persistent=is_persistent).fitted()
+    return dataclasses.replace(config, schedule="static" if is_persistent else "single").fitted()
 
 
 def grouped_forward(spec: AttentionSpec, q_len: int, arch: str = "sm_100a") -> GroupedSm100Config | None:

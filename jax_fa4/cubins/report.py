@@ -194,7 +194,7 @@ def _anatomy(config: ForwardSm100Config, resources: Resources) -> str:
 def _title(config: ForwardSm100Config) -> str:
     tile = f"{config.q_tiles} query tile{'s' if config.q_tiles > 1 else ''} a CTA"
     pair = ", pairs of CTAs" if config.cta_group == 2 else ""
-    return f"{config.name}: {tile}{pair}{', persistent' if config.is_persistent else ''}"
+    return f"{config.name}: {tile}{pair}{f', {config.schedule}' if config.is_persistent else ''}"
 
 
 def _counts_a_block(config: ForwardSm100Config, resources: Resources) -> dict[str, str]:

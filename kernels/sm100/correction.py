@@ -93,10 +93,12 @@ class Correction:
             for i in cutlass.range_constexpr(self.config.q_tiles):
                 # O is complete, and no product reads Q any more
                 wait(barriers.total + i, work.round & 1)
-                wait(barriers.o_full + i, (work.round if self.config.q_tiles > 1 else step - 1) & 1)
+                wait(barriers.o_full + i, (work.filled if self.config.q_tiles > 1 else step - 1) & 1)
                 self.finish(smem, barriers, out, work, lanes, thread, i, False)
         else:
             for i in cutlass.range_constexpr(self.config.q_tiles):
+                if cutlass.const_expr(self.config.is_dynamic):
+                    wait(barriers.total + i, work.round & 1)  # of each tile, or phases would be lost
                 self.finish(smem, barriers, out, work, lanes, thread, i, True)
         return step
 

@@ -38,12 +38,12 @@ from ..core.bounds import Bounds
 from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.scheduler import Grid, SingleTile
-from . import mma
+from . import mma, schedule
 from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import LEADER, ArrayRows, Barriers, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
+from .shared import LEADER, ArrayRows, Cta, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ CORRECTION_WARP = 8
 MMA_WARP = 12
 EPILOGUE_WARP = 13
 LOAD_WARP = 14
+SCHEDULE_WARP = 15
 SOFTMAX_WARPS = 4  # of each Q tile, from warp 0 on
 TMEM_COLUMNS = 512
 EARLY_WEIGHTS = 96  # columns of P with which its product begins
@@ -134,29 +135,30 @@ class ForwardSm100:
         barriers = make_barriers(config.barriers, config.cta_group, first_thread=first_thread)
         tmem = cute.make_tensor(smem.tmem_address, cute.make_layout(1))[0]
 
+        cta = Cta(smem, barriers, inputs, grid)
         if warp < SOFTMAX_WARPS:
             self.set_registers(config.softmax_registers)
-            self.each_tile(inputs, grid, self.softmax_of(0, lse, smem, barriers, tmem), Int32(0))
+            self.each_tile(cta, self.softmax_of(0, lse, cta, tmem), Int32(0))
         elif warp < CORRECTION_WARP:
             self.set_registers(config.second_softmax_registers)
             if cutlass.const_expr(config.q_tiles == 2):
-                self.each_tile(inputs, grid, self.softmax_of(1, lse, smem, barriers, tmem), Int32(0))
+                self.each_tile(cta, self.softmax_of(1, lse, cta, tmem), Int32(0))
         elif warp < MMA_WARP:
             self.set_registers(config.correction_registers)
             self.each_tile(
-                inputs, grid, lambda work, step: self.correction.tile(smem, barriers, out, work, tmem, step), Int32(0)
+                cta, lambda work, step: self.correction.tile(smem, barriers, out, work, tmem, step), Int32(0)
             )
             arrive(barriers.tmem_idle)
         else:
             self.set_registers(config.other_registers)
             if warp == MMA_WARP:
-                self.multiply(smem, barriers, inputs, grid, tmem)
+                self.multiply(cta, tmem)
             if warp == EPILOGUE_WARP:
-                self.store(maps, smem, barriers, inputs, grid)
+                self.store(maps, cta)
             if warp == LOAD_WARP if config.load_warps == 1 else warp >= LOAD_WARP:
-                self.each_tile(
-                    inputs, grid, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first()
-                )
+                self.each_tile(cta, lambda work, slot: self.load.tile(maps, smem, barriers, work, slot), Slot.first())
+            if cutlass.const_expr(config.is_dynamic):
+                schedule.ask(config, smem, barriers, warp == SCHEDULE_WARP)
         if cutlass.const_expr(config.cta_group == 2):
             meet(config.cta_group)  # neither CTA ends while the other may signal it or write its tensor memory
             if warp == MMA_WARP:
@@ -170,56 +172,61 @@ class ForwardSm100:
             cute.arch.setmaxregister_decrease(number)
 
     @cute.jit
-    def multiply(self, smem: Smem, barriers: Barriers, inputs: Inputs, grid: Grid, tmem: Int32) -> None:
+    def multiply(self, cta: Cta, tmem: Int32) -> None:
         """The MMA warp's part: of a pair, the first CTA's issues what both need. Waits: tmem.idle."""
 
         def compute(work: Work, state: State) -> State:
-            return self.issue.tile(smem, barriers, work, tmem, state)
+            return self.issue.tile(cta.smem, cta.barriers, work, tmem, state)
 
         if cutlass.const_expr(self.config.cta_group == 1):
-            self.each_tile(inputs, grid, compute, State.first())
-            wait(barriers.tmem_idle, Int32(0))
-            self.free(smem)
+            self.each_tile(cta, compute, State.first())
+            wait(cta.barriers.tmem_idle, Int32(0))
+            self.free(cta.smem)
         else:
             if cute.arch.block_idx()[0] % 2 == LEADER:
-                self.each_tile(inputs, grid, compute, State.first())
-            wait(barriers.tmem_idle, Int32(0))
+                self.each_tile(cta, compute, State.first())
+            wait(cta.barriers.tmem_idle, Int32(0))
 
     def announce(self) -> None:
         """Says that the stream's next kernel may start early, if it is made for that."""
 
-    def softmax_of(
-        self, i: int, lse: cute.Pointer, smem: Smem, barriers: Barriers, tmem: Int32
-    ) -> Callable[..., Int32]:
+    def softmax_of(self, i: int, lse: cute.Pointer, cta: Cta, tmem: Int32) -> Callable[..., Int32]:
         """The softmax warps' part of query tile `i`, as `each_tile` takes it."""
-        return lambda work, step: self.softmax.tile(lse, smem, barriers, work, tmem, i, step)
+        return lambda work, step: self.softmax.tile(lse, cta.smem, cta.barriers, work, tmem, i, step)
 
-    def store(self, maps: Maps, smem: Smem, barriers: Barriers, inputs: Inputs, grid: Grid) -> None:
+    def store(self, maps: Maps, cta: Cta) -> None:
         """The epilogue warp's part: nothing where the correction warps store O."""
         if self.config.out_by_tma:
             self.each_tile(
-                inputs, grid, lambda work, tiles: self.epilogue.tile(maps, smem, barriers, work, tiles), Int32(0)
+                cta, lambda work, tiles: self.epilogue.tile(maps, cta.smem, cta.barriers, work, tiles), Int32(0)
             )
 
     @cute.jit
-    def each_tile(self, inputs: Inputs, grid: Any, compute: cutlass.Constexpr, state: Any) -> None:
+    def each_tile(self, cta: Cta, compute: cutlass.Constexpr, state: Any) -> None:
         """Calls `state = compute(work, state)` for each tile of the CTA.
 
         Each role finds its tiles itself: what it knows of them then needs no registers while another role runs.
         """
-        if cutlass.const_expr(self.config.is_persistent):
+        inputs, grid, ctas = cta.inputs, cta.grid, self.config.cta_group
+        index, round = cute.arch.block_idx()[0] // ctas, Int32(0)
+        if cutlass.const_expr(self.config.is_dynamic):
+            exists, filled = Int32(1), Int32(0)
+            while exists != 0:
+                work = self.work(inputs, grid, index, round, filled)
+                state = compute(work, state)
+                filled = filled + cutlass.min(work.visit.num_n_blocks, 1)
+                index, exists = schedule.told(self.config, cta.smem, cta.barriers, round)
+                round = round + 1
+        elif cutlass.const_expr(self.config.is_persistent):
             m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
             tiles = m_blocks * grid.q_heads * grid.batch
-            round = Int32(0)
-            ctas = self.config.cta_group
-            first, step = cute.arch.block_idx()[0] // ctas, cute.arch.grid_dim()[0] // ctas
-            for index in cutlass.range(first, tiles, step, unroll=1):
-                state = compute(self.work(inputs, grid, index, round), state)
+            for tile in cutlass.range(index, tiles, cute.arch.grid_dim()[0] // ctas, unroll=1):
+                state = compute(self.work(inputs, grid, tile, round, round), state)
                 round = round + 1
         else:
-            compute(self.work(inputs, grid, cute.arch.block_idx()[0] // self.config.cta_group, Int32(0)), state)
+            compute(self.work(inputs, grid, index, round, round), state)
 
-    def work(self, inputs: Inputs, grid: Any, index: Int32, round: Int32) -> Work:
+    def work(self, inputs: Inputs, grid: Any, index: Int32, round: Int32, filled: Int32) -> Work:
         """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness.
 
         Both CTAs of a pair compute it, and visit the same key blocks.
@@ -230,7 +237,7 @@ class ForwardSm100:
         rank = cute.arch.block_idx()[0] % 2 if self.config.cta_group == 2 else 0
         visit = self.bounds.visit(tile.m_block, seq, within)
         rows = Rows(tile.m_block * self.config.tile_m)
-        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, rank=rank)
+        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, filled, rank=rank)
 
     def free(self, smem: Smem) -> None:
         """Gives tensor memory back."""

@@ -102,7 +102,7 @@ class GroupedSm100(ForwardSm100):
         box, op = box_layout(self.dtype, self.config, columns), cpasync.CopyBulkTensorTileG2SOp()
         return cpasync.make_tiled_tma_atom(op, array, box, (self.config.box_rows, columns))[0]
 
-    def work(self, inputs: Inputs, grid: Extents, index: Int32, round: Int32) -> Work:
+    def work(self, inputs: Inputs, grid: Extents, index: Int32, round: Int32, filled: Int32) -> Work:
         """The tile at `index` of the order, and the split of its keys."""
         config = self.config
         group = divide(grid.q_heads, grid.kv_heads)
@@ -119,7 +119,7 @@ class GroupedSm100(ForwardSm100):
         if split is not None:
             splits = Splits.of(visit, divide(grid.min_split_keys, config.tile_n))
             visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, splits.within(split))
-        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, split)
+        return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, filled, split)
 
 
 class SplitSoftmax(Softmax):

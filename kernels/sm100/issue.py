@@ -80,7 +80,7 @@ class Issue:
         keys = state.slot
         wait(barriers.kv_full + keys.index, keys.phase)
         for i in cutlass.range_constexpr(self.config.q_tiles):
-            wait(barriers.q_full + i, work.round & 1)
+            wait(barriers.q_full + i, work.filled & 1)
             self.issue_scores(smem, barriers, tmem, instruction, keys, state.step, i)
         self.commit(barriers.kv_empty + keys.index)
         return State(keys.next(self.config.kv_stages), state.step)

@@ -53,7 +53,7 @@ class Load:
         """Q tile `i`. Waits: q.empty[i]. Signals: q.full[i]."""
         config, tile = self.config, work.tile
         if cutlass.const_expr(config.is_persistent):
-            wait(barriers.q_empty + i, (work.round & 1) ^ 1)  # the first round finds it empty
+            wait(barriers.q_empty + i, (work.filled & 1) ^ 1)  # the first round finds it empty
         full = barriers.q_full + i
         self.expect(full, config.q_bytes // config.q_tiles, work)
         corner = Corner(tile.m_block * config.tile_m + work.first_row(config, i), tile.q_head, tile.batch)

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEADER",
+    "RESPONSE_BYTES",
     "ArrayRows",
     "Barriers",
+    "Cta",
     "Maps",
     "Slot",
     "Smem",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 1024  # bytes: the widest swizzle repeats so
+RESPONSE_BYTES = 16  # of cluster launch control
 LEADER = 0  # rank in a pair of the CTA that issues the products
 BOTH_CTAS = 0b11  # a bit for each rank
 
@@ -81,6 +84,7 @@ class Smem(NamedTuple):
     out: cute.Tensor | None  # (128, E, q_tiles), the bytes of q unless a CTA computes several tiles
     factors: cute.Tensor  # (128, 2) float32: for earlier output, of the block in each place of S
     totals: cute.Tensor  # (128, q_tiles) float32: the factors that normalise O
+    response: cute.Pointer | None  # which tile is next, as cluster launch control tells it
     tmem_address: cute.Pointer  # where the allocation puts the address of column 0
 
 
@@ -98,9 +102,20 @@ class Barriers(NamedTuple):
     o_full: cute.Pointer
     tmem_idle: cute.Pointer
     out_full: cute.Pointer | None = None  # only where TMA stores O
+    tile_full: cute.Pointer | None = None  # these only where the hardware says which tile is next
+    tile_empty: cute.Pointer | None = None
     q_empty: cute.Pointer | None = None  # these only where a CTA computes several tiles
     total_empty: cute.Pointer | None = None
     out_empty: cute.Pointer | None = None
+
+
+class Cta(NamedTuple):
+    """What every role of a CTA has."""
+
+    smem: Smem
+    barriers: Barriers
+    inputs: Inputs
+    grid: Any  # Grid, or a record with its fields and more
 
 
 class Slot(NamedTuple):
@@ -158,6 +173,7 @@ class Work(NamedTuple):
     logits: Logits
     inputs: Inputs
     round: Int32  # tiles that the CTA has computed before, and so phases of the barriers that a tile completes once
+    filled: Int32 = 0  # those of them that visit a key
     split: Int32 | None = None  # of the keys that the tile sees
     rank: Int32 | int = 0  # of the CTA among those that compute the tile
 
@@ -194,6 +210,7 @@ def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:
         out=out,
         factors=statistics(len(config.tmem.scores)),
         totals=statistics(q_tiles),
+        response=smem.allocate(RESPONSE_BYTES, RESPONSE_BYTES) if config.is_dynamic else None,
         tmem_address=smem.allocate_array(Int32, 1),
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import random
@@ -139,13 +140,20 @@ def test_a_cta_may_compute_tile_after_tile(head_dim, k, ctas, mode):
     assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)
 
 
-def test_a_cta_may_own_one_tile_of_queries():
-    single = cell(q=150, k=300, causal=True)
-    x = testing.random(single)
-    config = forward_config(spec_of(single, x), "sm_100a")
-    config = dataclasses.replace(config, tile_m=128).fitted()
-    out, lse, _ = forward(compiled(config), config, call_of(single, x, config), MODES["random"])
-    assert_exact(x, out.view(testing.np_dtype(single.dtype)), lse, single.dtype, EXP2_ERROR)
+def emulate_dynamic(cell: Cell, options: Options, seed: int = 0):
+    x = testing.random(cell, seed)
+    config = forward_config(spec_of(cell, x), "sm_100a")
+    config = dataclasses.replace(config, schedule="dynamic", kv_stages=2).fitted()
+    out, lse, result = forward(compiled(config), config, call_of(cell, x, config), options)
+    return x, out.view(testing.np_dtype(cell.dtype)), lse, result
+
+
+def test_a_cta_may_take_over_what_has_not_started():
+    problem = cell(q=700, k=100, causal=True, kv_heads=2)  # 6 tiles, of which some see no key
+    x, out, lse, result = emulate_dynamic(problem, dataclasses.replace(MODES["random"], resident_clusters=2))
+    assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
+    executed = sum(result.stats.opcodes.values(), collections.Counter())
+    assert sum(n for opcode, n in executed.items() if opcode.startswith("tcgen05.alloc")) == 2  # CTAs that have started
 
 
 def test_correction_warps_store_what_tma_cannot():
@@ -210,6 +218,17 @@ def test_tile_after_tile_with_any_number_of_ctas(ctas, mode):
     for head_dim, k in ((64, 1), (64, 300), (128, 129), (128, 512)):
         problem = cell(q=513, k=k, head_dim=head_dim, group=2)
         x, out, lse = emulate_persistent(problem, ctas, MODES[mode], seed=k)
+        assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("clusters", [1, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_tiles_that_have_not_started_are_taken_over_by_any_number_of_clusters(clusters, mode):
+    for head_dim, k, features in ((64, 300, {"causal": True}), (128, 129, {"window": (70, 5)}), (128, 200, {})):
+        problem = cell(q=1100, k=k, head_dim=head_dim, group=2, **features)
+        options = dataclasses.replace(MODES[mode], resident_clusters=clusters)
+        x, out, lse, _ = emulate_dynamic(problem, options, seed=k)
         assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
 
 

@@ -37,9 +37,14 @@ def config_of(head_dim=128, head_dim_v=None, arch="sm_100a", **fields) -> Forwar
         ({"softmax_registers": 190}, r"registers must be multiples of 8, got \[190, 80, 48\]"),
         ({"softmax_registers": 200}, r"registers \[200, 80, 48\] take 67584 of a CTA, 65536 exist"),
         ({"exp2_period": 7}, "exp2_period must be 0 or an even number from 4 to 32, got 7"),
+        ({"schedule": "clc"}, "schedule must be single, static or dynamic, got clc"),
         (
-            {"is_persistent": True, "kv_stages": 3},
-            "is_persistent takes tiles that all visit the same keys: no window, lengths or segments",
+            {"schedule": "dynamic", "kv_stages": 3, "has_kv_lengths": True},
+            "schedule=dynamic takes no kv_lengths: which slot to clear is unknown",
+        ),
+        (
+            {"schedule": "static", "kv_stages": 3},
+            "schedule=static takes tiles that all visit the same keys: no window, lengths or segments",
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
