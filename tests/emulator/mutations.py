@@ -228,6 +228,10 @@ OURS = (  # what TCGEN05_KINDS look for, as our kernel writes it
     Kind("f16 instead of bf16", INSTRUCTION, _flipped_bits(1 << 7)),
     Kind("negate A", INSTRUCTION, _flipped_bits(1 << 13)),
     Kind("NaN-keeping maximum becomes minimum", r"max\.NaN\.f32", "min.NaN.f32"),
+    Kind("drop an arrival at a pair's first CTA", r"mbarrier\.arrive\.release\.cluster[^;]*;", DROPPED),
+    Kind(
+        "arrive at the own CTA's barrier", r"mapa\.shared::cluster\.u32 there, ([^,]*), [^;]*;", r"mov.b32 there, \1;"
+    ),
     Kind("no lane votes to rescale", r"(vote\.sync\.any\.pred\s+%p\d+), [^;]*;", r"\1, 0, -1;"),
 )
 _REPLACED = {kind.name for kind in OURS}

@@ -7,66 +7,46 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
-import numpy as np
 import pytest
 
 from jax_fa4 import testing
-from jax_fa4.configs import KernelConfig, forward_config
-from jax_fa4.emulator.errors import EmulatorError
-from jax_fa4.emulator.launch import Options
+from jax_fa4.configs import forward_config
 from jax_fa4.testing import Cell
 
-from .forward import forward
-from .mutations import BLACKWELL_KINDS, Kind, Mutant, mutants
-from .test_forward_sm90 import call_of, compiled, spec_of
-from .test_mutations import guards_only_setup
+from .mutations import BLACKWELL_KINDS, Mutant
+from .test_forward_sm90 import spec_of
+from .verdicts import Patient
 
-# a ring of two slots that K and V of three blocks pass; maxima that grow by more than the threshold; no block is hidden
-CELL = Cell(batch=(1,), q=140, k=300, kv_heads=1, head_dim=64, dtype="bfloat16", window=(None, 120), softmax_scale=2.0)
-MODES = [
-    Options(completion="late", max_steps=300_000),
-    Options(completion="early", max_steps=300_000),
-    Options(completion="random", order="random", seed=1, max_steps=300_000),
-]
+CELLS = {
+    # a ring of two slots that K and V of three blocks pass; maxima that grow by more than the threshold; no block is
+    # hidden
+    "alone": Cell(
+        batch=(1,),
+        q=140,
+        k=300,
+        kv_heads=1,
+        head_dim=64,
+        dtype="bfloat16",
+        window=(None, 120),
+        softmax_scale=2.0,
+    ),
+    # two CTAs with a query tile each, whose S has two places
+    "pair": Cell(batch=(1,), q=140, k=300, kv_heads=1, head_dim=256, dtype="bfloat16", causal=True, softmax_scale=2.0),
+}
 MUTANTS_A_KIND = 2
-GUARDS = ("invert a guard", "all lanes instead of one")
 
 
 @functools.cache
-def config() -> KernelConfig:
-    table = forward_config(spec_of(CELL, testing.random(CELL)), "sm_100a")
-    return dataclasses.replace(table, kv_stages=2)
-
-
-def run(ptx: str, options: Options):
-    return forward(ptx, config(), call_of(CELL, testing.random(CELL), config()), options)
+def patient(name: str) -> Patient:
+    cell = CELLS[name]
+    table = forward_config(spec_of(cell, testing.random(cell)), "sm_100a")
+    return Patient(dataclasses.replace(table, kv_stages=2), cell)
 
 
 @functools.cache
-def intact():
-    return run(compiled(config()), MODES[0])
-
-
-def verdict(mutant: Mutant) -> str | None:
-    """What tells that the mutant is broken; None if nothing does."""
-    out, lse, _ = intact()
-    for options in MODES:
-        try:
-            broken_out, broken_lse, _ = run(mutant.ptx, options)
-        except EmulatorError as error:
-            return getattr(error, "check", type(error).__name__)
-        if not (np.array_equal(out, broken_out) and np.array_equal(lse, broken_lse, equal_nan=True)):
-            return "wrong result"
-    return None
-
-
-def chosen(kind: Kind) -> list[Mutant]:
-    """The first mutants of a kind among the lines that the kernel executes."""
-    every = mutants(compiled(config()), intact()[2].stats.lines, [kind])
-    telling = (mutant for mutant in every if kind.name not in GUARDS or not guards_only_setup(mutant))
-    return list(itertools.islice(telling, MUTANTS_A_KIND))
+def chosen(name: str) -> dict[str, list[Mutant]]:
+    return patient(name).mutants(BLACKWELL_KINDS, MUTANTS_A_KIND)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +67,7 @@ def chosen(kind: Kind) -> list[Mutant]:
     ],
 )
 def test_a_broken_kernel_is_told_and_why(name, checks):
-    (kind,) = (kind for kind in BLACKWELL_KINDS if kind.name == name)
-    assert verdict(chosen(kind)[-1]) in checks
+    assert patient("alone").verdict(chosen("alone")[name][-1]) in checks
 
 
 HARMLESS = {
@@ -102,9 +81,10 @@ HARMLESS = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", BLACKWELL_KINDS, ids=lambda kind: kind.name)
-def test_every_broken_kernel_is_told(kind):
-    broken = chosen(kind)
+@pytest.mark.parametrize("name", CELLS)
+def test_every_broken_kernel_is_told(name, kind):
+    broken = chosen(name)[kind.name]
     if not broken:
         pytest.skip("nothing in this kernel to break so")
-    missed = [f"line {mutant.line}: {mutant.text}" for mutant in broken if verdict(mutant) is None]
+    missed = [f"line {mutant.line}: {mutant.text}" for mutant in broken if patient(name).verdict(mutant) is None]
     assert kind.name in HARMLESS or not missed, "\n".join(missed)
