@@ -100,12 +100,18 @@ def _selected(options: argparse.Namespace) -> list[Config]:
     wanted = [config for arch in dict.fromkeys(options.arch) for config in configs.all_configs(arch)]
     for option, field in (("--dtype", "dtype"), ("--head-dim", "head_dim")):
         asked = getattr(options, field)
-        offered = sorted({getattr(config, field) for config in wanted})
+        offered = sorted({_value(config, field) for config in wanted} - {None})
         for value in asked or ():
             if value not in offered:
                 options.error(f"argument {option}: no kernel has {value} (choose from {', '.join(map(str, offered))})")
-        wanted = [config for config in wanted if asked is None or getattr(config, field) in asked]
+        wanted = [config for config in wanted if asked is None or _value(config, field) in asked]
     return wanted
+
+
+def _value(config: Config, field: str) -> Any:
+    """Of a kernel's config, None where it has none. One that sees values only has their head dim."""
+    others = {"head_dim": getattr(config, "head_dim_v", None)}
+    return getattr(config, field, others.get(field))
 
 
 @contextlib.contextmanager

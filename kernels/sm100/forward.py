@@ -1,4 +1,4 @@
-"""Blackwell forward: 16 warps with a role each; two tiles of 128 queries share the blocks of K and V.
+"""Blackwell forward: 16 warps with a role each; one or two tiles of 128 queries share the blocks of K and V.
 
     load --q--> mma --s--> softmax0, softmax1 --p--> mma --o--> correction --out--> epilogue
          --kv->                               --stats, total-->
@@ -10,17 +10,23 @@
     tensor memory  S0 [0, 128)  S1 [128, 256)  P0 [64, 128)  P1 [192, 256)  O0 [256, 256 + E)  O1 [256 + E, 256 + 2 E)
 
     warps     0-3       4-7       8-11        12   13        14    15
-    role      softmax0  softmax1  correction  mma  epilogue  load  empty
+    role      softmax0  softmax1  correction  mma  epilogue  load  schedule
 
 Barriers: `ForwardSm100Config.barriers`, the table that is initialised here. Each of a Q tile's barriers completes once
 a block of keys, or once a tile, so that a phase is the parity of the number of blocks or tiles. Key blocks are visited
 downwards: the masked right edge first, the masked left edge last.
 
-A persistent CTA computes every n-th tile where the grid has n CTAs. O then has room of its own, and the next tile's Q
-is loaded and multiplied while the correction warps still finish the tile before.
+A lone query tile has both places of S in turn, and a softmax group is idle. A pair of CTAs multiplies as one: each has
+query tiles of its own, half of K's keys and half of V's columns; the first one's MMA warp issues for both, and the
+barriers that it waits for are those of the first CTA.
 
-Parameters and grid are those of the Hopper kernel, with boxes of 128 rows for q and out, and tile_m = 256. Head dims
-that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
+A persistent CTA computes every n-th tile where the grid has n CTAs, or takes over tiles of CTAs that have not started.
+O then has room of its own, and the next tile's Q is loaded and multiplied while the correction warps still finish the
+tile before.
+
+Parameters and grid are those of the Hopper kernel, with boxes of 128 rows for q and out; a pair's K and V come in
+halves, and its grid has two CTAs a tile. Head dims that 16 doesn't divide are padded in shared memory: the copies fill
+in zeros there, and drop them from O.
 """
 
 from __future__ import annotations
