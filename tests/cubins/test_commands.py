@@ -40,6 +40,12 @@ def test_build_can_be_narrowed(table, folder, option, other_config):
     assert lookup.stored(other_config) is not None
 
 
+def test_head_dims_are_those_of_kernels_that_see_values_only_too(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["build", "--arch", "sm_100a", "--head-dim", "72"])
+    assert "no kernel has 72 (choose from 64, 128, 192, 256)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
