@@ -69,7 +69,8 @@ CELLS += [
     *(Cell(**{**FEATURE, "head_dim": 64, "dtype": "float16", **feature}) for feature in FEATURES[2::3]),
     *(Cell(**{**FEATURE, "head_dim": d, "head_dim_v": e, "q": 200, "causal": True}) for d, e in HEAD_DIMS),
     *(Cell(**{**FEATURE, "head_dim": 256, **feature}) for feature in FEATURES[-4:]),
-    *(Cell(**{**FEATURE, "head_dim": 72, "q": q, "k": q, "group": 1}) for q in (63, 129, 512)),
+    *(Cell(**{**FEATURE, "head_dim": d, "q": q, "k": q, "group": 1}) for d in (72, 192) for q in (63, 129, 512)),
+    Cell(**{**FEATURE, "head_dim": 192, "head_dim_v": 128, "q": 3000, "k": 2500, "kv_heads": 16, "causal": True}),
     Cell(**{**FEATURE, "layout": "BNTH", "segments": 3, "head_dim": 72, "mask": "full"}),
     Cell(**{**FEATURE, "bias": "full", "mask": "keys", "batch": (2, 3), "kv_heads": 3}),
 ]
@@ -115,8 +116,9 @@ def test_gradients_are_as_exact_as_their_precision_allows(cell):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-def test_what_lies_beyond_a_length_changes_nothing_even_as_nan(name):
-    x = testing.random(Cell(**{**FEATURE, "q_lengths": (70, 128), "kv_lengths": (129, 450)}))
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_what_lies_beyond_a_length_changes_nothing_even_as_nan(name, head_dim):
+    x = testing.random(Cell(**{**FEATURE, "head_dim": head_dim, "q_lengths": (70, 128), "kv_lengths": (129, 450)}))
     dout, dlse = cotangents(x)
     expected = gradients(x, dout, dlse)
     poisoned = {**x, "dout": dout.copy()}
@@ -131,7 +133,7 @@ def test_what_lies_beyond_a_length_changes_nothing_even_as_nan(name):
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(100, 0), (100, 1), (0, 9), (300, 130)])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_no_query_sees_gets_exactly_zero(queries, keys, head_dim):
     q, k = jnp.ones((2, queries, 4, head_dim), jnp.float16), jnp.ones((2, keys, 2, head_dim), jnp.float16)
     x = {"q": q, "k": k, "v": k, "causal": True}
