@@ -70,7 +70,7 @@ CELLS += [
     *(Cell(**{**FEATURE, "head_dim": d, "head_dim_v": e, "q": 200, "causal": True}) for d, e in HEAD_DIMS),
     *(Cell(**{**FEATURE, "head_dim": 256, **feature}) for feature in FEATURES[-4:]),
     *(Cell(**{**FEATURE, "head_dim": d, "q": q, "k": q, "group": 1}) for d in (72, 192) for q in (63, 129, 512)),
-    Cell(**{**FEATURE, "head_dim": 192, "head_dim_v": 128, "q": 3000, "k": 2500, "kv_heads": 16, "causal": True}),
+    Cell(**{**FEATURE, "head_dim": 192, "head_dim_v": 128, "q": 3000, "k": 2500, "batch": (1,), "kv_heads": 4}),
     Cell(**{**FEATURE, "layout": "BNTH", "segments": 3, "head_dim": 72, "mask": "full"}),
     Cell(**{**FEATURE, "bias": "full", "mask": "keys", "batch": (2, 3), "kv_heads": 3}),
 ]
