@@ -1,37 +1,40 @@
 """Hopper backward for head dims beyond 128: a cluster of two CTAs owns a tile of keys, each CTA half of them.
 
-One warpgroup makes weights and holds dV, the other makes dS and holds dK: each has registers for all columns of its 64
-keys. Only dQ sums over the cluster's keys: each CTA computes half of its columns, from its own dS and the other's.
+One warpgroup makes weights and holds dV, one makes dS and holds dK: each has registers for all columns of its 64 keys.
+Only dQ sums over the cluster's keys: a third warpgroup computes half of its columns, from the CTA's dS and the other's.
 
-    load --k, v--> both          gmem -TMA-> smem -wgmma-> registers: dK, dV -stmatrix-> smem -TMA-> gmem
-         --q-----> both          smem: K 64 x D, the other CTA's K in the columns of which this one sums dQ, V 64 x E |
-         --dout--> both                q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x E, delta) |
-    weights --w--> dscores --ds--> both, in both CTAs    ds_stages x (dS 64 x tile_m, the other CTA's)
+    load --k, v--> all           gmem -TMA-> smem -wgmma-> registers: dK, dV -stmatrix-> smem -TMA-> gmem
+         --q, dout--> weights,   smem: K 64 x D, the other CTA's K in the columns of which this one sums dQ, V 64 x E |
+                      dscores          q_stages x (Q tile_m x D, lse) | dout_stages x (dO tile_m x E, delta) |
+    weights --w--> dscores             ds_stages x (dS 64 x tile_m, the other CTA's)
+    dscores --ds--> queries of both CTAs
 
     barrier      stages       arrives (count)                  waits      true once it completes
-    k.full       1            load (1 + bytes)                 both       both tiles of K are in smem; v likewise
+    k.full       1            load (1 + bytes)                 all        both tiles of K are in smem
+    v.full       1            load (1 + bytes)                 dscores    V is in smem
     k.empty      1            nobody: a CTA computes one tile; v likewise
-    q.full       q_stages     load (1 + bytes of both CTAs)    both       that Q tile and the lse of its rows are there
-    q.empty      q_stages     both, of both CTAs (1 a warp)    load       S and dK of both CTAs have read the slot
-    dout.full    dout_stages  load (1 + bytes of both CTAs)    both       that dO tile and its rows' delta are there
-    dout.empty   dout_stages  both, of both CTAs (1 a warp)    load       dP and dV of both CTAs have read the slot
-    ds.full      ds_stages    dscores (1 a warp + bytes)       both       dS of both CTAs is in smem
-    ds.free      ds_stages    both, of both CTAs (1 a warp)    weights    dQ of both CTAs has read it
-    weights      ds_stages, named   weights, dscores (256)     dscores    W is in smem
-    store        named        both (256)                       both       no wgmma reads K or V any more
-    store[i]     named        wg i (128)                       wg i       dV or dK is in smem
-    clear        named        both (256)                       both       rows beyond the sequence are 0
-    order[i]     named        wg i (128)                       wg i       wg i may add, or has added, to dQ
+    q.full       q_stages     load (1 + bytes of both CTAs)    holders    that Q tile and the lse of its rows are there
+    q.empty      q_stages     holders of both CTAs (1 a warp)  load       S and dK of both CTAs have read the slot
+    dout.full    dout_stages  load (1 + bytes of both CTAs)    holders    that dO tile and its rows' delta are there
+    dout.empty   dout_stages  holders of both CTAs (1 a warp)  load       dP and dV of both CTAs have read the slot
+    ds.full      ds_stages    dscores (1 a warp + bytes)       queries    dS of both CTAs is in smem
+    ds.free      ds_stages    queries of both CTAs (1 a warp)  weights    dQ of both CTAs has read it
+    weights      ds_stages    weights, dscores (256), named    dscores    W is in smem
+    turn         named        all three (384)                  holders    no wgmma reads K or V any more
+    store[i]     named        holder i (128)                   holder i   dV or dK is in smem
+    clear        named        holders (256)                    holders    rows beyond the sequence are 0
+    order        named        queries (128)                    queries    it may add, or has added, to dQ
 
-Scores have keys as rows, so that P^T and dS^T, once rounded, are A operands where they lie:
+Holders are weights and dscores. Scores have keys as rows, so that P^T and dS^T, once rounded, are A operands where they
+lie:
 
-    S^T = K Q^T    P^T = exp2(scale_log2 S^T - lse)    dV += P^T dO                             weights
-    dP^T = V dO^T  dS^T = W^T (dP^T - delta)           dK += dS^T Q                             dscores
-    dQ^T = K^T dS^T, 64 columns a warpgroup                                                     both
+    S^T = K Q^T    P^T = exp2(scale_log2 S^T - lse)    dV += P^T dO      weights
+    dP^T = V dO^T  dS^T = W^T (dP^T - delta)           dK += dS^T Q      dscores
+    dQ = dS K                                                            queries
 
-W is P, times the cap's slope if there is one, in 16 bit. It lies where dS will: a warp of the other warpgroup reads
-what it then overwrites. A CTA copies its dS into the other's shared memory. Query tiles are visited downwards; each CTA
-loads half of the slabs of Q and dO for both.
+W is P, times the cap's slope if there is one, in 16 bit. It lies where dS will: a warp of dscores reads what it then
+overwrites. A CTA copies its dS into the other's shared memory; with one stage of dS that exchange is what a tile waits
+for. Query tiles are visited downwards; each CTA loads half of the slabs of Q and dO for both.
 
 Parameters as of `BackwardSm90`, with dq_tiles, and boxes of tile_m = 64 rows. Grid (ceil(kv_len / tile_n) * kv_heads *
 batch * 2, 1, 1), block (threads, 1, 1), cluster (2, 1, 1). With q_len = 0 nothing is copied through the maps of q and
@@ -157,7 +160,7 @@ class Features(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a thread of the first warpgroup computes with."""
+    """What a thread of `weights` computes with."""
 
     k: cute.Tensor  # descriptors (MMA, 1, K)
     q: cute.Tensor  # descriptors (MMA, 1, K, q_stages)
@@ -171,7 +174,7 @@ class Weights(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What a thread of the second warpgroup computes with."""
+    """What a thread of `dscores` computes with."""
 
     v: cute.Tensor  # descriptors (MMA, 1, K)
     dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages)
@@ -440,7 +443,7 @@ class BackwardWideSm90:
 
     @cute.jit
     def make_weights(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work, inputs: Inputs) -> None:
-        """The first warpgroup. Waits: k.full, q.full, dout.full, ds.free. Signals: q.empty, dout.empty, weights."""
+        """Waits: k.full, q.full, dout.full, ds.free. Signals: q.empty, dout.empty, weights."""
         fragments = self.weights_fragments(smem, work, inputs)
         fragments.dv.fill(ptx.zero())
         visit = work.visit
@@ -459,7 +462,7 @@ class BackwardWideSm90:
 
     @cute.jit
     def make_dscores(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
-        """The second warpgroup. Waits: v.full, q.full, dout.full, weights. Signals: q.empty, dout.empty, ds.full."""
+        """Waits: k.full, v.full, q.full, dout.full, weights. Signals: q.empty, dout.empty, ds.full."""
         fragments = self.scores_fragments(smem, work)
         fragments.dk.fill(ptx.zero())
         visit = work.visit
@@ -476,7 +479,7 @@ class BackwardWideSm90:
         self.finish(maps.dk, fragments.dk, smem.k[None, None, 0], self.config.columns, work, fragments.place, 1, scale)
 
     def weights_fragments(self, smem: Smem, work: Work, inputs: Inputs) -> Weights:
-        """Descriptors and registers of a thread of the first warpgroup."""
+        """Descriptors and registers of a thread of `weights`."""
         config = self.config
         scores_mma = mma.scores_mma(self.dtype, config.tile_m)
         values_mma = self.holder_mma(config.v_columns)
@@ -498,7 +501,7 @@ class BackwardWideSm90:
         )
 
     def scores_fragments(self, smem: Smem, work: Work) -> Scores:
-        """Descriptors and registers of a thread of the second warpgroup."""
+        """Descriptors and registers of a thread of `dscores`."""
         config = self.config
         scores_mma = mma.scores_mma(self.dtype, config.tile_m)
         keys_mma = self.holder_mma(config.columns)
@@ -890,7 +893,7 @@ class BackwardWideSm90:
 
     @cute.jit
     def make_queries(self, rows: Rows, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
-        """The third warpgroup. Waits: k.full, ds.full. Signals: ds.free, store."""
+        """Waits: k.full, ds.full. Signals: ds.free, turn."""
         visit = work.visit
         if visit.num_n_blocks > 0:
             walk.k.wait()
@@ -1042,7 +1045,7 @@ class BackwardWideSm90:
     ) -> None:
         """Scales dK or dV, if it must be, and stores it by way of K's or V's tile; keys past the array are not written.
 
-        Waits: store. Signals: store.
+        Waits: turn, store. Signals: turn, store.
         """
         if cutlass.const_expr(self.config.has_kv_lengths):
             _keep_rows(acc, [row < work.seq.q_len for row in place.rows])
