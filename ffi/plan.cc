@@ -10,7 +10,7 @@ namespace {
 constexpr std::string_view kMagic = "FA4P";
 constexpr uint16_t kVersion = 1;
 constexpr uint8_t kAnyAxis = 255;
-enum ParamKind : uint8_t { kTensorMap, kPointer, kScalar, kRecord, kRaggedMap };
+enum ParamKind : uint8_t { kTensorMap, kPointer, kScalar, kRecord };
 
 // Reads one variant; the buffers come first in the bytes, so later parts can be checked against them.
 class VariantParser {
@@ -154,10 +154,8 @@ class VariantParser {
 
   Status ParseParam(Param* param) {
     uint8_t kind = 0;
-    FA4_RETURN_IF_ERROR(reader_.Number<uint8_t>("kind", kTensorMap, kRaggedMap, &kind));
-    if (kind == kTensorMap || kind == kRaggedMap) {
-      return ParseTensorMap(kind == kRaggedMap, &param->emplace<TensorMapParam>());
-    }
+    FA4_RETURN_IF_ERROR(reader_.Number<uint8_t>("kind", kTensorMap, kRecord, &kind));
+    if (kind == kTensorMap) return ParseTensorMap(&param->emplace<TensorMapParam>());
     auto& record = param->emplace<RecordParam>();
     if (kind == kRecord) return ParseRecord(&record);
     record.fields.resize(1);
@@ -219,9 +217,8 @@ class VariantParser {
     return {};
   }
 
-  Status ParseTensorMap(bool is_ragged, TensorMapParam* map) {
+  Status ParseTensorMap(TensorMapParam* map) {
     uint8_t rank = 0;
-    map->is_ragged = is_ragged;
     FA4_RETURN_IF_ERROR(ParseBufferIndex(&map->buffer));
     FA4_RETURN_IF_ERROR(ParseDtype(&map->dtype));
     if (map->dtype->tensor_map < 0) return Status::Invalid("dtype: TMA does not copy ", map->dtype->name);
@@ -236,9 +233,6 @@ class VariantParser {
     for (uint16_t& extent : map->box) FA4_RETURN_IF_ERROR(reader_.Number<uint16_t>("box", 1, kBoxLimit, &extent));
     FA4_RETURN_IF_ERROR(ParseOneOf("swizzle", {0, 32, 64, 128}, &map->swizzle));
     FA4_RETURN_IF_ERROR(ParseOneOf("l2_promotion", {0, 64, 128, 256}, &map->l2_promotion));
-    if (map->is_ragged && (rank < 2 || rank == kTensorRankLimit)) {
-      return Status::Invalid("rank must be in [2, ", kTensorRankLimit - 1, "] (ragged), got ", int{rank});
-    }
     FA4_RETURN_IF_ERROR_AT(ParseExpr(&map->offset), "offset");
     return CheckRow(*map);
   }

@@ -62,7 +62,6 @@ struct TensorMapParam {
   uint8_t swizzle = 0;        // bytes: 0, 32, 64, 128
   uint16_t l2_promotion = 0;  // bytes: 0, 64, 128, 256
   Expr offset;                // bytes
-  bool is_ragged = false;      // axis 1 has the rows of many sequences, whose ends copies say
 };
 
 struct PointerValue {

@@ -60,20 +60,6 @@ Status CheckReach(const TensorMapFields& fields, const Buffer& buffer, int64_t o
   return {};
 }
 
-// Adds the axis behind the rows: n rows from one address are n rows of any sequence that ends at a row in [0, n], the
-// address being n rows earlier. The last row of a sequence is the last of axis 1, and so what follows it is outside.
-void AddEnds(TensorMapFields* fields) {
-  const uint64_t rows = fields->dims[1], stride = fields->strides[0];
-  std::copy_backward(fields->dims + 2, fields->dims + fields->rank, fields->dims + fields->rank + 1);
-  std::copy_backward(fields->strides + 1, fields->strides + fields->rank - 1, fields->strides + fields->rank);
-  std::copy_backward(fields->box + 2, fields->box + fields->rank, fields->box + fields->rank + 1);
-  fields->dims[2] = rows + 1;
-  fields->strides[1] = stride;
-  fields->box[2] = 1;
-  fields->address = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(fields->address) - rows * stride);
-  ++fields->rank;
-}
-
 }  // namespace
 
 Status EvaluateTensorMap(const TensorMapParam& param, const Variant& variant, const Buffers& buffers,
@@ -88,8 +74,6 @@ Status EvaluateTensorMap(const TensorMapParam& param, const Variant& variant, co
   FA4_RETURN_IF_ERROR_AT(EvaluateDims(param, buffers, fields), "tensor map of ", name);
   const bool empty = buffer.bytes == 0 || std::count(fields->dims, fields->dims + fields->rank, uint64_t{0}) > 0;
   if (empty) {
-    fields->rank += param.is_ragged;
-    if (param.is_ragged) fields->box[fields->rank - 1] = 1;
     FA4_RETURN_IF_ERROR_AT(MakeSingleElement(buffers, fields), "tensor map of ", name);
     return {};
   }
@@ -101,7 +85,6 @@ Status EvaluateTensorMap(const TensorMapParam& param, const Variant& variant, co
   if (buffer.data == nullptr || !IsAligned(fields->address)) {
     return Status::Invalid("tensor map of ", name, ": its address must be a multiple of 16, got ", fields->address);
   }
-  if (param.is_ragged) AddEnds(fields);
   return {};
 }
 

@@ -150,19 +150,15 @@ def _tensor_map(param: TensorMap, memory: np.ndarray[Any, Any], shapes: Shapes) 
 
     dims = tuple(evaluate(extent, shapes) for extent in param.dims)
     strides = tuple(evaluate(stride, shapes) for stride in param.strides)
-    offset, box = evaluate(param.offset, shapes), param.box
-    if param.is_ragged:  # as the library does: see TensorMap
-        offset -= dims[1] * strides[0]
-        dims, strides = (*dims[:2], dims[1] + 1, *dims[2:]), (strides[0], *strides)
-        box = (*box[:2], 1, *box[2:])
+    offset = evaluate(param.offset, shapes)
     if not memory.size or not all(dims):  # as the library does: a valid map of one element that no kernel touches
-        memory, offset, dims = np.zeros(math.prod(box), memory.dtype), 0, (1,) * len(dims)
+        memory, offset, dims = np.zeros(math.prod(param.box), memory.dtype), 0, (1,) * len(dims)
         strides = (16,) * len(strides)
     return emulator.TensorMap(
         buffer=emulator.Buffer(memory, offset),
         dtype=MAP_DTYPES.get(param.dtype, "u8"),
         dims=dims,
         strides=strides,
-        box=box,
+        box=param.box,
         swizzle="none" if param.swizzle == 0 else f"{param.swizzle}B",  # type: ignore[arg-type]  # 32, 64 or 128
     )

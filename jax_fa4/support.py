@@ -40,8 +40,11 @@ class FallbackWarning(UserWarning):
 def why_unsupported(spec: AttentionSpec, arch: str) -> str | None:
     """None where the architecture (such as "sm_90a") has a kernel for the call, else what stands in the way."""
 
+    is_paged = spec.page_size is not None
+
     def config_of(spec: AttentionSpec, arch: str) -> Config | None:
-        return forward_config(spec, arch) if spec.page_size is None else decode_config(spec, arch)
+        in_pages = spec.page_size is not None or (is_paged and spec.mask.has_cu_seqlens)  # as a feature alone, too
+        return decode_config(spec, arch) if in_pages else forward_config(spec, arch)
 
     return _why_none(spec, arch, config_of, "kernel")
 

@@ -112,7 +112,8 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.forward import ForwardSm90
+    from .sm90.forward import ForwardSm90, Packed
+    from .sm90.rows import GlobalRows
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -121,8 +122,10 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     pointers = _pointers(config)
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    compiled = cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options)
-    return compiled.artifacts
+    packed = None
+    if config.has_cu_seqlens:
+        packed = Packed(pointers["q_schedule"], GlobalRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3))))
+    return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], packed, inputs, grid, options=options).artifacts
 
 
 def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
@@ -131,8 +134,9 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Rows
+    from .sm90.backward import BackwardSm90, Packed, Rows
     from .sm90.backward_wide import BackwardWideSm90
+    from .sm90.rows import GlobalRows
 
     implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90
     kernel = implementation(config)
@@ -143,7 +147,11 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     pointers["key_blocks"] = pointers.get("query_blocks")  # to the kernel, keys are what sees
     rows, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Inputs))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    return cute.compile(kernel.launch, *arrays, rows, inputs, grid, options=options).artifacts
+    packed: tuple[Any, ...] = ()
+    if config.has_cu_seqlens:
+        dk, dv = (GlobalRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) for name in ("dk", "dv"))
+        packed = (Packed(pointers["kv_schedule"], dk, dv), cutlass.Int32(1))
+    return cute.compile(kernel.launch, *arrays, rows, inputs, grid, *packed, options=options).artifacts
 
 
 def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
@@ -156,9 +164,10 @@ def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
     PreprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     out, dout = (_array(config, config.head_dim_v) for _ in range(2))
     extents = (cutlass.Int32(1) for _ in range(2))
+    q_slots = cutlass.Int32(1) if config.has_cu_seqlens else None
     pointers = _pointers(config)
     arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
-    return cute.compile(kernel.launch, out, dout, arrays, *extents, options=options).artifacts
+    return cute.compile(kernel.launch, out, dout, arrays, *extents, q_slots, options=options).artifacts
 
 
 def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:

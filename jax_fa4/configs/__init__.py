@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -11,10 +12,11 @@ from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.grouped import GroupedSm100Config
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.configs.schedule import ScheduleConfig
+from jax_fa4.configs.schedule import SCHEDULE_FIELDS, ScheduleConfig
 from jax_fa4.spec import AttentionSpec
 
 __all__ = [
+    "SCHEDULE_FIELDS",
     "BackwardConfig",
     "CombineConfig",
     "Config",
@@ -30,8 +32,10 @@ __all__ = [
     "ScheduleConfig",
     "all_configs",
     "backward_config",
+    "backward_schedules",
     "decode_config",
     "forward_config",
+    "query_schedule",
 ]
 
 FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
@@ -39,6 +43,7 @@ FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
+PACKED = ("sm_90a",)  # whose kernels take packed sequences
 GROUPED: dict[str, Callable[[AttentionSpec, int], GroupedSm100Config | None]] = {
     "sm_100a": functools.partial(sm100.grouped_forward, arch="sm_100a"),
     "sm_103a": functools.partial(sm100.grouped_forward, arch="sm_103a"),
@@ -62,7 +67,7 @@ def forward_config(spec: AttentionSpec, arch: str, q_len: int | None = None) -> 
     Layout, determinism and implementation select nothing: one kernel serves all of them. Where `q_len` is known and
     short, a kernel may be better whose tiles hold the queries of all heads of a group.
     """
-    if arch not in FORWARD or _is_elsewhere(spec):
+    if arch not in FORWARD or _is_elsewhere(spec) or (spec.mask.has_cu_seqlens and arch not in PACKED):
         return None
     grouped = GROUPED[arch](spec, q_len) if q_len is not None and arch in GROUPED else None
     return grouped or FORWARD[arch](spec)
@@ -77,16 +82,65 @@ def decode_config(spec: AttentionSpec, arch: str, rows: int = 1) -> DecodeConfig
     return DECODE[arch](spec, rows) if arch in DECODE else None
 
 
+def query_schedule(spec: AttentionSpec, config: KernelConfig) -> ScheduleConfig | None:
+    """The kernel that lists the tiles for the forward kernel of a spec with packed sequences; None: it has none."""
+    if not config.has_cu_seqlens:
+        return None
+    mask = spec.mask
+    return ScheduleConfig(
+        arch=config.arch,
+        side="q",
+        order="tiles",
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        row_step=config.row_step,
+        has_left=config.has_left,
+        has_right=config.has_right,
+        has_q_lengths=mask.has_q_lengths,
+        has_kv_lengths=mask.has_kv_lengths,
+    )
+
+
+def backward_schedules(spec: AttentionSpec, config: BackwardConfig) -> tuple[ScheduleConfig, ...]:
+    """What lists places of queries, then tiles of keys, for the kernels of a backward with packed sequences, or none.
+
+    Tiles of a sequence's keys follow each other, so that they may wait for earlier ones.
+    """
+    if not config.has_cu_seqlens:
+        return ()
+    queries = ScheduleConfig(
+        arch=config.arch,
+        side="q",
+        order="slots",
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        has_q_lengths=spec.mask.has_q_lengths,
+        has_kv_lengths=spec.mask.has_kv_lengths,
+    )
+    keys = dataclasses.replace(
+        queries,
+        side="kv",
+        order="sequences",
+        tile_m=config.tile_n,
+        tile_n=config.tile_m,
+        has_left=config.has_left,
+        has_right=config.has_right,
+    )
+    return queries, keys
+
+
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:
     """The kernels of the backward of `spec` on `arch`, or None where there are none yet.
 
     Layout, group, sinks and implementation select nothing.
     """
-    return BACKWARD[arch](spec) if arch in BACKWARD and not _is_elsewhere(spec) else None
+    if arch not in BACKWARD or _is_elsewhere(spec):
+        return None
+    return BACKWARD[arch](spec)
 
 
 def _is_elsewhere(spec: AttentionSpec) -> bool:
-    return spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
+    return spec.has_batched_scalars or spec.page_size is not None
 
 
 def all_configs(arch: str) -> tuple[Config, ...]:

@@ -23,11 +23,12 @@ from jax_fa4.configs.config import (
     WARPGROUP_ROWS,
     KernelConfig,
     round_up,
+    rows_of,
 )
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.configs.schedule import ScheduleConfig
+from jax_fa4.configs.schedule import ScheduleConfig, schedule_param
 
 __all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
 
@@ -49,6 +50,7 @@ class TileConfig:
     head_dim_v: int
     tile_m: int
     deterministic: bool = False
+    has_cu_seqlens: bool = False
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
@@ -76,7 +78,8 @@ class TileConfig:
     @property
     def turns(self) -> tuple[PointerParam, ...]:
         """How many tiles of keys have been added to each warpgroup's part of each tile of dq, if the order matters."""
-        dims: tuple[Extent, ...] = ("batch", "q_heads", "q_tiles", "dq_parts")
+        tiles: Extent = "q_slots" if self.has_cu_seqlens else "q_tiles"
+        dims: tuple[Extent, ...] = ("batch", "q_heads", tiles, "dq_parts")
         return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if self.deterministic else ()
 
     @property
@@ -138,6 +141,20 @@ class TileConfig:
         return PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16)
 
     @property
+    def statistics(self) -> tuple[PointerParam, ...]:
+        """Two numbers a query; tiles of packed sequences have places of their own."""
+        rows: Extent = "q_slot_rows" if self.has_cu_seqlens else "padded_q_len"
+        dims: tuple[Extent, ...] = ("batch", "q_heads", rows)
+        return tuple(
+            PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16) for name in ("lse_log2", "delta")
+        )
+
+    @property
+    def slots(self) -> tuple[ScalarParam, ...]:
+        """How many places the tiles of a batch entry have, if sequences are packed."""
+        return (ScalarParam(name="q_slots"),) if self.has_cu_seqlens else ()
+
+    @property
     def dims(self) -> str:
         """The head dims in a kernel's name."""
         return f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
@@ -169,7 +186,8 @@ class PreprocessConfig(TileConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}" + "_deterministic" * self.deterministic
+        suffix = "_cu_seqlens" * self.has_cu_seqlens + "_deterministic" * self.deterministic
+        return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}{suffix}"
 
     @property
     def threads(self) -> int:
@@ -189,11 +207,12 @@ class PreprocessConfig(TileConfig):
             self.tensor_map("dout", self.tile_m),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
             PointerParam(name="dlse", dtype="float32", dims=("batch", "q_heads", "q_len")),
-            PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
-            PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            *self.statistics,
             self.dq_sum,
             *self.turns,
+            *((schedule_param("q"),) if self.has_cu_seqlens else ()),
             *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
+            *self.slots,
         )
 
 
@@ -301,7 +320,8 @@ class BackwardConfig(TileConfig):
     @property
     def postprocess(self) -> PostprocessConfig:
         """The kernel that runs after."""
-        return PostprocessConfig(**{**self._shared(), "deterministic": False})  # it adds nothing
+        # it adds nothing, and knows no sequences
+        return PostprocessConfig(**{**self._shared(), "deterministic": False, "has_cu_seqlens": False})
 
     @property
     def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
@@ -384,6 +404,16 @@ class BackwardConfig(TileConfig):
         return self.k_bytes + self.v_bytes + rings + self.ds_stages * self.ds_bytes + self.barrier_bytes
 
     @property
+    def has_padding(self) -> bool:
+        """Whether keys may be in no sequence."""
+        return self.has_kv_lengths or self.has_cu_seqlens
+
+    @property
+    def clears_queries(self) -> bool:
+        """Whether what lies in a tile beyond the last query may be NaN."""
+        return self.has_q_lengths or self.has_cu_seqlens
+
+    @property
     def longest_first(self) -> bool:
         """Tiles differ in length only where the mask has a right edge and no left one."""
         return self.has_right and not self.has_left
@@ -395,13 +425,22 @@ class BackwardConfig(TileConfig):
             self.tensor_map("q", self.tile_m),
             self.tensor_map("dout", self.tile_m),
             *(self.tensor_map(name, WARPGROUP_ROWS) for name in ("k", "v", "dk", "dv")),
-            PointerParam(name="lse_log2", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
-            PointerParam(name="delta", dtype="float32", dims=("batch", "q_heads", "padded_q_len"), pointee_align=16),
+            *self.statistics,
             self.dq_sum,
             *self.turns,
+            *self._packed,
             *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
+            *self.slots,
         )
+
+    @property
+    def _packed(self) -> tuple[KernelParam, ...]:
+        if not self.has_cu_seqlens:
+            return ()
+        columns: tuple[tuple[str, Extent], ...] = (("dk", "head_dim"), ("dv", "head_dim_v"))
+        arrays = (rows_of(name, self.dtype, (*KEY_EXTENTS, dim)) for name, dim in columns)
+        return (schedule_param("kv"), *(param for array in arrays for param in array))
 
     @property
     def _elements_a_row(self) -> int:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs.schedule import schedule_param
 
-__all__ = ["KernelConfig", "round_up", "swizzle_bytes"]
+__all__ = ["KernelConfig", "round_up", "rows_of", "swizzle_bytes"]
 
 SMEM_LIMIT = 227 * 1024  # bytes of shared memory a CTA may opt into, sm_90 and sm_100
 REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
@@ -50,6 +51,7 @@ class KernelConfig:
     has_q_offset: bool = False
     has_q_lengths: bool = False
     has_kv_lengths: bool = False
+    has_cu_seqlens: bool = False
     has_segments: bool = False
     has_mask: bool = False
     has_softcap: bool = False
@@ -203,6 +205,21 @@ class KernelConfig:
         return self.q_slots * self.q_slot_bytes + sum(rings) + self.barrier_bytes
 
     @property
+    def has_padding(self) -> bool:
+        """Whether queries may be in no sequence."""
+        return self.has_q_lengths or self.has_cu_seqlens
+
+    @property
+    def clears_values(self) -> bool:
+        """Whether what lies in a block beyond the last key may be NaN."""
+        return self.has_kv_lengths or self.has_cu_seqlens
+
+    @property
+    def row_step(self) -> int | None:
+        """Of packed sequences: what tiles start at multiples of, if the one that is not full is a sequence's first."""
+        return WARPGROUP_ROWS if self.partial_first else None
+
+    @property
     def longest_first(self) -> bool:
         """With a right edge a head's later tiles see more keys, or, for a window, as many."""
         return self.has_right
@@ -222,15 +239,29 @@ class KernelConfig:
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
+        out_dims: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
         return (
             tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows, self.columns),
             tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.k_rows, self.columns),
             tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n, self.v_part_columns),
             tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows, self.v_columns),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+            *((schedule_param("q"), *rows_of("out", self.dtype, out_dims)) if self.has_cu_seqlens else ()),
             *feature_params(self, ranges="key_blocks", tiles="q_tiles"),
             *(ScalarParam(name=name) for name in extents),
         )
+
+
+def rows_of(name: str, dtype: str, dims: tuple[Extent, ...]) -> tuple[PointerParam | ScalarParam, ...]:
+    """An array whose rows a kernel also writes one by one: its address, and its strides."""
+    steps = ("batch", "row", "head")
+    return (
+        PointerParam(name=name, dtype=dtype, dims=dims, pointee_align=16),
+        *(
+            ScalarParam(name=f"{name}_{step}_stride", dtype="int64", size=8, align=8)  # type: ignore[arg-type]
+            for step in steps
+        ),
+    )
 
 
 def swizzle_bytes(row_bytes: int) -> int:

@@ -31,8 +31,9 @@ def fields_of(spec: AttentionSpec) -> dict[str, Any]:
         "has_left": mask.has_left,
         "has_right": mask.has_right,
         "has_q_offset": mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
-        "has_q_lengths": mask.has_q_lengths,
-        "has_kv_lengths": mask.has_kv_lengths,
+        "has_q_lengths": mask.has_q_lengths and not mask.has_cu_seqlens,  # else a schedule knows all lengths
+        "has_kv_lengths": mask.has_kv_lengths and not mask.has_cu_seqlens,
+        "has_cu_seqlens": mask.has_cu_seqlens,
         "has_segments": mask.has_segments,
         "has_mask": mask.has_dense,
         "has_softcap": spec.has_softcap,

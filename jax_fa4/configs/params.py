@@ -52,6 +52,13 @@ Extent = Literal[
     "q_places",  # of a schedule: its head, and as many tiles as there may be
     "kv_places",
     "q_slots",  # places of their own for the tiles of a batch entry
+    "q_slot_rows",
+    "dk_batch_stride",
+    "dk_row_stride",
+    "dk_head_stride",
+    "dv_batch_stride",
+    "dv_row_stride",
+    "dv_head_stride",
     "fields",  # of a tile in a schedule
     "mask_size",
     "bias_size",

@@ -7,11 +7,12 @@ from typing import Literal
 
 from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
 
-__all__ = ["ScheduleConfig"]
+__all__ = ["SCHEDULE_FIELDS", "ScheduleConfig", "schedule_param"]
 
 THREADS = 1024
 CLASSES = 2048  # of work
 WARPS = 32
+SCHEDULE_FIELDS = 8  # numbers that a schedule has of a tile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ BACKWARD_OF_ELEMENTS = {
 
 def forward(spec: AttentionSpec) -> KernelConfig | None:
     """The forward kernel of a spec, or None where there is none."""
-    if not has_known_dtypes(spec):
+    if not has_known_dtypes(spec) or _is_unknown(spec):
         return None
     row = _row(spec)
     if row is None:
@@ -95,10 +95,18 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
     return KernelConfig(arch="sm_90a", kernel="forward", **fields_of(spec), **dataclasses.asdict(row))
 
 
+def _is_unknown(spec: AttentionSpec) -> bool:
+    """Whether packed sequences meet what a call with them can't have: elements or offsets of rows of the batch."""
+    mask = spec.mask
+    others = mask.has_segments or mask.has_dense or mask.has_q_offset or spec.bias_dtype is not None or spec.is_fused
+    return mask.has_cu_seqlens and others
+
+
 def _row(spec: AttentionSpec) -> Row | None:
-    table = LENGTHS if spec.mask.has_kv_lengths else FORWARD
+    has_lengths = spec.mask.has_kv_lengths or spec.mask.has_cu_seqlens
+    table = LENGTHS if has_lengths else FORWARD
     if spec.mask.has_segments:
-        table = SEGMENTS_AND_LENGTHS if spec.mask.has_kv_lengths else SEGMENTS
+        table = SEGMENTS_AND_LENGTHS if has_lengths else SEGMENTS
     if spec.has_softcap:
         table = SOFTCAP
     if spec.mask.has_dense or spec.bias_dtype:
@@ -108,7 +116,8 @@ def _row(spec: AttentionSpec) -> Row | None:
 
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
     """The backward kernels of a spec, or None where there are none."""
-    if not has_known_dtypes(spec):
+    is_wide = max(spec.head_dim, spec.head_dim_v) > NARROW_LIMIT
+    if not has_known_dtypes(spec) or _is_unknown(spec) or (is_wide and spec.mask.has_cu_seqlens):
         return None
     has_elements = spec.has_softcap or spec.mask.has_dense or spec.bias_dtype is not None
     row = first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)
@@ -116,7 +125,7 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
         return None
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
-    kind = BackwardWideConfig if max(spec.head_dim, spec.head_dim_v) > NARROW_LIMIT else BackwardConfig
+    kind = BackwardWideConfig if is_wide else BackwardConfig
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 

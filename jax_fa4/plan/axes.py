@@ -5,7 +5,8 @@ of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts
 fused array. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
 An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it has one element
 in place of b, n, t. Keys in pages have o pages of the pool and r rows of a page; such calls have b for the batch in
-every array. l splits of a sequence, j pages that a sequence may have.
+every array. l splits of a sequence, j pages that a sequence may have. i offsets of packed sequences, a their lengths, v
+and h places in a schedule of tiles of queries and of keys, q what it says of one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = [
     "FUSED_PARTS",
     "KEY_BLOCKS",
     "KV_IDS",
+    "KV_SCHEDULE",
     "LSE",
+    "OFFSETS",
     "PARTIAL_LSE",
     "PARTIAL_OUT",
     "PER_SEQUENCE",
@@ -30,8 +33,10 @@ __all__ = [
     "QUERY_TILES",
     "QUERY_TURNS",
     "Q_IDS",
+    "Q_SCHEDULE",
     "ROW_STATISTICS",
     "SCALAR",
+    "SEQUENCE_LENGTHS",
     "SINKS",
     "Axes",
     "key_axes",
@@ -82,6 +87,9 @@ KV_IDS = Axes("ks", "ks")
 KEY_BLOCKS = QUERY_BLOCKS = Axes("kmc", "kmc")
 PARTIAL_OUT = Axes("kltge", "kltge")
 PARTIAL_LSE = Axes("ktgl", "ktgl")
+OFFSETS = {True: Axes("ki", "ki"), False: Axes("bi", "bi", batched=False)}  # by whether XLA may split the call
+SEQUENCE_LENGTHS = {True: Axes("ka", "ka"), False: Axes("ba", "ba", batched=False)}
+Q_SCHEDULE, KV_SCHEDULE = Axes("kvq", "kvq"), Axes("khq", "khq")
 FUSED = Axes("kftgd", "tfkgd")
 FUSED_PARTS = {"q": FUSED, "k": Axes("kfsgd", "sfkgd"), "v": Axes("kfsge", "sfkge")}  # each as its kernel knows it
 

@@ -1,5 +1,6 @@
 """The backward's launch plan: three kernels in one call, with scratch that is a result of the call like the gradients.
 
+schedules     offsets, lengths                           -> q_schedule, kv_schedule; only of packed sequences
 preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum
 main          q, k, v, dout, lse_log2, delta             -> dk, dv; added to dq_sum
 postprocess   dq_sum                                     -> dq
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jax_fa4.configs import BackwardConfig, PointerParam
+from jax_fa4.configs import BackwardConfig, Config, PointerParam, ScheduleConfig
 from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import Buffers, Kernel
 from jax_fa4.plan.plan import Plan
@@ -17,43 +18,56 @@ from jax_fa4.spec import Layout
 
 __all__ = ["backward", "operand_names", "result_names"]
 
-SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn")
+GRADIENTS = ("dq", "dk", "dv")
+SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule")
 
 
-def operand_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
+def operand_names(
+    config: BackwardConfig, schedules: Sequence[ScheduleConfig] = (), *, is_fused: bool = False
+) -> tuple[str, ...]:
     """The call's operands in order; q, k and v are one if fused."""
     arrays = ("qkv",) if is_fused else ("q", "k", "v")
-    pointers = (param.name for param in config.params if isinstance(param, PointerParam))
-    return (*arrays, "out", "lse", "dout", "dlse", *(name for name in pointers if name not in SCRATCH))
+    params = (*config.params, *(param for each in schedules for param in each.params))
+    pointers = dict.fromkeys(param.name for param in params if isinstance(param, PointerParam))
+    others = (name for name in pointers if name not in (*SCRATCH, *GRADIENTS))
+    return (*arrays, "out", "lse", "dout", "dlse", *others)
 
 
 def result_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
     """The call's results in order: gradients, then scratch."""
-    used = {param.name for param in config.params}
-    return (*(("dqkv",) if is_fused else ("dq", "dk", "dv")), *(name for name in SCRATCH if name in used))
+    used = {param.name for param in (*config.preprocess.params, *config.params)}
+    return (*(("dqkv",) if is_fused else GRADIENTS), *(name for name in SCRATCH if name in used))
 
 
 def backward(
     config: BackwardConfig,
     kernels: Sequence[Kernel],
     layout: Layout,
-    dense: Mapping[str, Axes] | None = None,
+    others: Mapping[str, Axes] | None = None,
+    schedules: Sequence[ScheduleConfig] = (),
     *,
     is_fused: bool = False,
 ) -> Plan:
-    """The plan of a backward call; `kernels`: of `config.kernels`.
+    """The plan of a backward call; `kernels`: of `schedules`, then of `config.kernels`.
 
-    Queries, keys, values and their gradients lie in memory as `layout` says, mask and bias as `dense` does.
+    Queries, keys, values and their gradients lie in memory as `layout` says, others as `others` does: a mask, a bias,
+    offsets and lengths.
     """
-    operands, results = operand_names(config, is_fused=is_fused), result_names(config, is_fused=is_fused)
-    buffers = Buffers(operands, results, config, layout, dense)
+    operands, results = operand_names(config, schedules, is_fused=is_fused), result_names(config, is_fused=is_fused)
+    buffers = Buffers(operands, results, config, layout, others)
+    is_packed = config.has_cu_seqlens
+    configs: tuple[Config, ...] = (*schedules, *config.kernels)
+    grids = (
+        *(buffers.one_cta() for _ in schedules),
+        buffers.query_slots() if is_packed else buffers.query_tiles(),
+        buffers.listed_keys() if is_packed else buffers.key_tiles(),
+        buffers.query_tiles(),
+    )
     return Plan(
         arch=config.arch,
         operands=buffers.operands,
         results=buffers.results,
-        launches=(
-            buffers.launch(config.preprocess, kernels[0], buffers.query_tiles()),
-            buffers.launch(config, kernels[1], buffers.key_tiles()),
-            buffers.launch(config.postprocess, kernels[2], buffers.query_tiles()),
+        launches=tuple(
+            buffers.launch(each, kernel, grid) for each, kernel, grid in zip(configs, kernels, grids, strict=True)
         ),
     )

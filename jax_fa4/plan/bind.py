@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jax_fa4.configs import (
+    SCHEDULE_FIELDS,
     BackwardConfig,
     Config,
     DecodeConfig,
@@ -22,11 +23,13 @@ from jax_fa4.plan.axes import (
     FUSED_PARTS,
     KEY_BLOCKS,
     KV_IDS,
+    KV_SCHEDULE,
     LSE,
     PARTIAL_LSE,
     PARTIAL_OUT,
     PER_SEQUENCE,
     Q_IDS,
+    Q_SCHEDULE,
     QUERY_BLOCKS,
     QUERY_SUMS,
     QUERY_TILES,
@@ -49,6 +52,7 @@ __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
 
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
 FLOATS = ("lse", "dlse", "sinks")
+INTEGERS = ("cu_seqlens_q", "cu_seqlens_kv", "q_lengths", "kv_lengths", "q_schedule", "kv_schedule")
 ARRAYS = {
     "qkv": FUSED,
     "dqkv": FUSED,
@@ -67,6 +71,8 @@ ARRAYS = {
     "dq_turn": QUERY_TURNS,
     "partial_out": PARTIAL_OUT,
     "partial_lse": PARTIAL_LSE,
+    "q_schedule": Q_SCHEDULE,
+    "kv_schedule": KV_SCHEDULE,
 }
 
 
@@ -140,23 +146,71 @@ class Buffers:
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
-        for name in ("q", "out"):
+        for name, row, head in (("q", "t", "g"), ("out", "t", "g"), ("dk", "s", "k"), ("dv", "s", "k")):
             if name in self.buffers:
                 number, axes, _ = self.buffers[name]
-                steps = {"batch": "", "row": "t", "head": "g"}
+                steps = {"batch": "", "row": row, "head": head}
                 extents |= {f"{name}_{what}_stride": axes.stride(number, letter) for what, letter in steps.items()}
         for name in ("mask", "bias"):
             if name in self.buffers:
                 extents |= _dense_extents(name, self.buffers[name])
+        if "cu_seqlens_q" in self.buffers:
+            extents |= self._packed_extents(extents)
         return extents
+
+    def _packed_extents(self, extents: Mapping[str, ExprLike]) -> dict[str, ExprLike]:
+        number, axes, _ = self.buffers["cu_seqlens_q"]
+        offsets = axes.size(number, "i")
+        entry_step = axes.size(number, "k") if "k" in axes.logical else as_expr(1)
+        entries = extents["batch"] * entry_step
+
+        def slots(rows: ExprLike, tile: int) -> Expr:
+            return rows // as_expr(tile) + (offsets + 1)
+
+        config = self.config
+        assert not isinstance(config, DecodeConfig), "which knows no packed sequences"
+        q_slots = slots(extents["q_len"], config.tile_m)
+        return {
+            "sequences": offsets - 1,
+            "entry_step": entry_step,
+            "offsets_size": entries * offsets,
+            "lengths_size": entries * (offsets - 1),
+            "q_slots": q_slots,
+            "q_slot_rows": q_slots * config.tile_m,
+            "q_places": extents["batch"] * q_slots + 1,
+            "kv_places": extents["batch"] * slots(extents["kv_len"], config.tile_n) + 1,
+            "fields": SCHEDULE_FIELDS,
+        }
 
     def query_ctas(self, config: KernelConfig) -> Expr:
         """A CTA, or a cluster, for each tile; or as many as run at a time where each computes several."""
         tiles, ctas = self.query_tiles(), config.cluster_ctas
         if config.walks:
-            at_a_time = multiprocessors()  # one CTA fits on each
+            at_a_time = multiprocessors()  # one CTA fits on each; packed tiles are not fewer than `query_tiles`
             tiles = minimum(tiles, at_a_time if ctas == 1 else maximum(at_a_time // ctas, 1))
+        elif config.has_cu_seqlens:
+            tiles = self.listed_tiles()
         return tiles if ctas == 1 else tiles * ctas
+
+    def one_cta(self) -> Expr:
+        """A CTA, where there are heads to list tiles for."""
+        return minimum(self.query_heads(), 1)
+
+    def query_slots(self) -> Expr:
+        """A CTA for each place that a tile of queries may have, of each query head."""
+        return self.extents["q_slots"] * self.query_heads()
+
+    def query_heads(self) -> Expr:
+        """Query heads of all batch entries."""
+        return as_expr(self.extents["q_heads"]) * self.extents["batch"]
+
+    def listed_keys(self) -> Expr:
+        """A CTA for each tile that a schedule of keys may have, of each kv head."""
+        return (self.extents["kv_places"] - as_expr(1)) * self.extents["kv_heads"]
+
+    def listed_tiles(self) -> Expr:
+        """A CTA for each tile that a schedule of queries may have, of each query head."""
+        return (self.extents["q_places"] - as_expr(1)) * self.extents["q_heads"]
 
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head, or of those of a whole group."""
@@ -207,9 +261,15 @@ class Buffers:
             "j": None,
             "o": "O",
             "r": getattr(self.config, "page_size", None),
+            "i": "I",
+            "a": None,
+            "v": None,
+            "h": None,
+            "q": SCHEDULE_FIELDS,
         }
         dtypes = {param.name: param.dtype for param in self.config.params if not isinstance(param, ScalarParam)}
-        dtype = dtypes.get(name) or ("float32" if name in FLOATS else self.config.dtype)
+        other = "float32" if name in FLOATS else "int32" if name in INTEGERS else self.config.dtype
+        dtype = dtypes.get(name) or other
         batched = bool(axes.logical) and axes.batched
         shape = tuple(dims[axis] for axis in (axes.logical[1:] if batched else axes.logical))
         return BufferSpec(name=name, dtype=dtype, shape=shape, batched=batched)

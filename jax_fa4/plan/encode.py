@@ -7,7 +7,7 @@ postfix operations. A change of the format needs a new VERSION.
     variant     str arch, list of str symbols, u8 operands, u8 results, their buffers, list of launches
     buffer      str name, u8 dtype, u8 batched, list of axes: u8 0 (any) | u8 1, varint size | u8 2, u8 symbol
     launch      32 bytes key, str entry, 3 expr grid, u16 block, 3 u8 cluster, u32 smem_bytes, u8 programmatic,
-                list of params: u8 kind (0 to 3, in the order below; 4: a ragged tensor map) and its fields
+                list of params: u8 kind (0 to 3, in the order below) and its fields
     tensor map  u8 buffer, u8 dtype, u8 rank, rank expr dims, rank - 1 expr strides, rank u16 box, u8 swizzle,
                 u16 l2_promotion, expr offset
     pointer     u8 buffer, u16 align, expr offset, u8 has_extent, [expr extent]
@@ -38,7 +38,7 @@ OPERATORS = ("const", "dim", "lead", "add", "sub", "mul", "floor_div", "ceil_div
 OPCODES = {operator: code for code, operator in enumerate(OPERATORS)}
 SCALAR_CODES = {"i32": 0, "u32": 1, "i64": 2, "f32": 3}
 ANY_SIZE, EXACT_SIZE, NAMED_SIZE = range(3)
-TENSOR_MAP, POINTER, SCALAR, RECORD, RAGGED_MAP = range(5)
+TENSOR_MAP, POINTER, SCALAR, RECORD = range(4)
 
 
 def encode(plans: Plan | Sequence[Plan]) -> bytes:
@@ -139,7 +139,7 @@ def _launch(launch: Launch) -> bytes:
 def _param(param: Param) -> bytes:
     match param:
         case TensorMap():
-            return bytes((RAGGED_MAP if param.is_ragged else TENSOR_MAP,)) + _tensor_map(param)
+            return bytes((TENSOR_MAP,)) + _tensor_map(param)
         case Pointer():
             extent = b"\0" if param.extent is None else b"\1" + _expr(param.extent)
             return struct.pack("<BBH", POINTER, param.buffer, param.align) + _expr(param.offset) + extent

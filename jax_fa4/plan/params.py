@@ -30,10 +30,6 @@ class TensorMap:
 
     An empty map (a buffer without elements, or a zero among `dims`) is replaced by a valid one of a single element,
     which the kernel's own bounds keep it from touching.
-
-    The rows (axis 1) of a ragged map are those of many sequences, and a copy says where its sequence ends. The kernel's
-    map has one more axis, behind the rows, with the rows' stride: of n rows, row i of a sequence that has `length` of
-    them and ends before row `end` is at coordinates (n - length + i, end). Beyond its end begins what is outside.
     """
 
     buffer: int
@@ -44,15 +40,12 @@ class TensorMap:
     swizzle: Literal[0, 32, 64, 128] = 0  # bytes of the pattern; the box's innermost extent must fit it
     l2_promotion: Literal[0, 64, 128, 256] = 128  # bytes an L2 miss fetches
     offset: ExprLike = 0  # bytes from the buffer's start; the address must be a multiple of 16
-    is_ragged: bool = False
 
     def __post_init__(self) -> None:
         check_buffer(self.buffer)
         check(self.dtype in DTYPES and DTYPES[self.dtype].in_tensor_map, "dtype", "one that TMA copies", self.dtype)
         rank = len(self.dims)
         check(1 <= rank <= TENSOR_RANK_LIMIT, "rank", f"in [1, {TENSOR_RANK_LIMIT}]", rank)
-        if self.is_ragged:
-            check(2 <= rank < TENSOR_RANK_LIMIT, "rank", f"in [2, {TENSOR_RANK_LIMIT - 1}] (ragged)", rank)
         check(len(self.strides) == rank - 1, "len(strides)", f"rank - 1 = {rank - 1}", len(self.strides))
         check(len(self.box) == rank, "len(box)", f"rank = {rank}", len(self.box))
         check(all(1 <= b <= BOX_LIMIT for b in self.box), "box", f"in [1, {BOX_LIMIT}]", self.box)

@@ -10,17 +10,35 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from jax_fa4 import blockwise, cubins, export
-from jax_fa4.configs import Config, DecodeConfig, GroupedSm100Config, backward_config, decode_config, forward_config
+from jax_fa4.configs import (
+    SCHEDULE_FIELDS,
+    Config,
+    DecodeConfig,
+    GroupedSm100Config,
+    backward_config,
+    backward_schedules,
+    decode_config,
+    forward_config,
+    query_schedule,
+)
 from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
-from jax_fa4.plan.axes import Axes
+from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
 from jax_fa4.plan.bind import Kernel, axes_of
 from jax_fa4.rules import emulated
 from jax_fa4.rules.launch import Result, launch
-from jax_fa4.rules.logical import dense_operand, from_query_heads, logical, paged, query_heads, undo_logical
+from jax_fa4.rules.logical import (
+    dense_operand,
+    from_query_heads,
+    logical,
+    paged,
+    query_heads,
+    sequence_operand,
+    undo_logical,
+)
 from jax_fa4.rules.pack import always_linear, unpack
-from jax_fa4.rules.scores import of_scale, of_sinks
+from jax_fa4.rules.scores import delta_of, of_scale, of_sinks
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
@@ -141,24 +159,33 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         return _decode(x, spec, target)
     q_len = x.q.shape[-3] if _has_sizes(x) else None
     configs = [_present(forward_config(spec, arch, q_len)) for arch in target.archs]
-    kernels = [_kernels([config]) for config in configs]
-    dense, dense_axes = _dense(x, target)
+    schedules = [query_schedule(spec, config) for config in configs]
+    kernels = [_kernels([s, c] if s else [c]) for s, c in zip(schedules, configs, strict=True)]
+    others, other_axes = _others(x, target)
     plans = [
-        forward.forward(c, k.names[0], spec.layout, dense_axes, is_fused=spec.is_fused)
-        for c, k in zip(configs, kernels, strict=True)
+        forward.forward(c, k.names, spec.layout, other_axes, s, is_fused=spec.is_fused)
+        for s, c, k in zip(schedules, configs, kernels, strict=True)
     ]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     operands = {
-        name: dense[name] if name in dense else logical(name, x, configs[0])
-        for name in forward.operand_names(configs[0], is_fused=spec.is_fused)
+        name: others[name] if name in others else logical(name, x, configs[0])
+        for name in forward.operand_names(configs[0], schedules[0], is_fused=spec.is_fused)
     }
     results = {
         "out": ((*batch, kv_heads, t, spec.group, e), spec.dtype),
         "lse": ((*batch, kv_heads, spec.group, t), "float32"),
     }
-    out, lse = _call(operands, results, spec, kernels, plans, target, dense_axes)
+    if x.cu_seqlens_q is not None:
+        places = 1 + _slots(t, x.cu_seqlens_q, min(config.tile_m for config in configs))
+        results["q_schedule"] = ((*batch, kv_heads, places, SCHEDULE_FIELDS), "int32")
+    out, lse, *_ = _call(operands, results, spec, kernels, plans, target, other_axes)
     return [from_query_heads(out), lse.reshape(*batch, n, t)]
+
+
+def _slots(rows: Any, cu_seqlens: jax.Array, tile: int) -> Any:
+    """How many tiles of packed sequences a batch entry may have (kernels/core/packed.py)."""
+    return rows // tile + cu_seqlens.shape[-1] + 1
 
 
 def _has_sizes(x: Operands) -> bool:
@@ -208,15 +235,18 @@ def _backward(
 ) -> list[jax.Array]:
     """The gradients by the operands `wrt` from the results of the call, some of which are scratch."""
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
-    kernels = [_kernels(config.kernels) for config in configs]
+    schedules = [backward_schedules(spec, config) for config in configs]
+    kernels = [_kernels([*s, *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
     x = unpack(fields, args)
-    dense, dense_axes = _dense(x, target)
+    others, other_axes = _others(x, target)
     plans = [
-        backward.backward(c, k.names, spec.layout, dense_axes, is_fused=spec.is_fused)
-        for c, k in zip(configs, kernels, strict=True)
+        backward.backward(c, k.names, spec.layout, other_axes, s, is_fused=spec.is_fused)
+        for s, c, k in zip(schedules, configs, kernels, strict=True)
     ]
     batch, t, kv_heads = x.q.shape[:-3], x.q.shape[-3], x.k.shape[-2]
-    padded = -(-t // configs[0].tile_m) * configs[0].tile_m
+    tile_m, tile_n = configs[0].tile_m, configs[0].tile_n
+    tiles = -(-t // tile_m) if x.cu_seqlens_q is None else _slots(t, x.cu_seqlens_q, tile_m)
+    padded = tiles * tile_m
     out, lse, dout, dlse = args[len(fields) :]
     rows = (*batch, kv_heads, spec.group, t)
     arrays = always_linear(fields)
@@ -226,10 +256,10 @@ def _backward(
         "dout": query_heads(dout, spec.group),
         "dlse": dlse.reshape(rows),
     }
-    known |= dense
+    known |= others
     operands = {
         name: known[name] if name in known else logical(name, x, configs[0])
-        for name in backward.operand_names(configs[0], is_fused=spec.is_fused)
+        for name in backward.operand_names(configs[0], schedules[0], is_fused=spec.is_fused)
     }
     sum_name = configs[0].dq_sum.name
     results = {
@@ -239,20 +269,34 @@ def _backward(
         "delta": ((*rows[:-1], padded), "float32"),
     }
     if spec.deterministic:
-        results["dq_turn"] = ((*rows[:-1], padded // configs[0].tile_m, configs[0].dq_parts), "int32")
-    made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, dense_axes), strict=True))
+        results["dq_turn"] = ((*rows[:-1], tiles, configs[0].dq_parts), "int32")
+    if x.cu_seqlens_q is not None:
+        places = {"q_schedule": tiles, "kv_schedule": _slots(x.seqlen_k, x.cu_seqlens_q, tile_n)}
+        results |= {name: ((*batch, kv_heads, 1 + n, SCHEDULE_FIELDS), "int32") for name, n in places.items()}
+    made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, other_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
         gradients["softmax_scale"] = of_scale(x, made[sum_name], configs[0])
     if "sinks" in wrt:
-        gradients["sinks"] = of_sinks(x, known["lse"], made["delta"][..., :t])
+        delta = (
+            made["delta"][..., :t] if x.cu_seqlens_q is None else delta_of(known["out"], known["dout"], known["dlse"])
+        )
+        gradients["sinks"] = of_sinks(x, known["lse"], delta)
     return [gradients[name] for name in wrt]
 
 
-def _dense(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
-    """A mask and a bias as the call takes them, and their axes."""
-    present = {name: a for name in ("mask", "bias") if (a := getattr(x, name)) is not None}
-    operands = {name: dense_operand(a, x, splits=target.splits) for name, a in present.items()}
+def _others(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
+    """Operands as the call takes them whose axes depend on it: a mask, a bias, what is known of packed sequences."""
+
+    def present(*names: str) -> dict[str, jax.Array]:
+        return {name: a for name in names if (a := getattr(x, name)) is not None}
+
+    splits = target.splits
+    operands = {name: dense_operand(a, x, splits=splits) for name, a in present("mask", "bias").items()}
+    if x.cu_seqlens_q is not None:
+        offsets, lengths = present("cu_seqlens_q", "cu_seqlens_kv"), present("q_lengths", "kv_lengths")
+        operands |= {name: sequence_operand(a, x, OFFSETS, splits=splits) for name, a in offsets.items()}
+        operands |= {name: sequence_operand(a, x, SEQUENCE_LENGTHS, splits=splits) for name, a in lengths.items()}
     return {name: a for name, (a, _) in operands.items()}, {name: axes for name, (_, axes) in operands.items()}
 
 

@@ -7,6 +7,7 @@ sequence), since XLA gives all operands one sharding of their leading axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax_fa4.operands import Operands
 from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.segments import key_blocks
 
-__all__ = ["dense_operand", "from_query_heads", "logical", "paged", "query_heads", "undo_logical"]
+__all__ = ["dense_operand", "from_query_heads", "logical", "paged", "query_heads", "sequence_operand", "undo_logical"]
 
 
 def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig | DecodeConfig) -> jax.Array:
@@ -85,6 +86,14 @@ def dense_operand(a: jax.Array, x: Operands, *, splits: bool) -> tuple[jax.Array
         a = jnp.broadcast_to(a, (*x.batch, n, rows, keys))
     letters = ("x" if one else "b") + ("n" if n == heads else "y") + row + "s"
     return a.reshape(1 if one else math.prod(x.batch), n, rows, keys), Axes(letters, letters, batched=False)
+
+
+def sequence_operand(a: jax.Array, x: Operands, axes: Mapping[bool, Axes], *, splits: bool) -> tuple[jax.Array, Axes]:
+    """Offsets or lengths of packed sequences [*B, ...], 1 in place of any batch axis, and their axes."""
+    if splits:
+        return _for_kv_heads(a, x), axes[True]
+    a = jnp.broadcast_to(a, (*x.batch, a.shape[-1]))
+    return a.reshape(math.prod(x.batch), a.shape[-1]), axes[False]
 
 
 def undo_logical(name: str, a: jax.Array) -> jax.Array:

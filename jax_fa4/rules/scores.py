@@ -9,7 +9,7 @@ from jax_fa4.configs import BackwardConfig
 from jax_fa4.operands import Operands
 from jax_fa4.rules.logical import query_heads
 
-__all__ = ["of_scale", "of_sinks"]
+__all__ = ["delta_of", "of_scale", "of_sinks"]
 
 
 def of_scale(x: Operands, dq_sum: jax.Array, config: BackwardConfig) -> jax.Array:
@@ -36,6 +36,12 @@ def _from_tiles(dq_tiles: jax.Array) -> jax.Array:
     order = [0, 3, 6, 4, 1, 2, 5, 7]  # tile, w, h, l, s, j, t, p
     lead = len(heads)
     return tiles.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
+
+
+def delta_of(out: jax.Array, dout: jax.Array, dlse: jax.Array) -> jax.Array:
+    """[*B, K, G, T] float32 from out and dout [*B, K, T, G, E] and dlse [*B, K, G, T]."""
+    products = out.astype(dlse.dtype) * dout.astype(dlse.dtype)
+    return products.sum(axis=-1).swapaxes(-1, -2) - dlse
 
 
 def of_sinks(x: Operands, lse: jax.Array, delta: jax.Array) -> jax.Array:

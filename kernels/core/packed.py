@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 from .divide import divide
 from .seqlen import Index, Sequence
 
-__all__ = ["FIELDS", "PackedTile", "end_row", "first_slot", "num_slots", "num_tiles", "read_tile"]
+__all__ = ["FIELDS", "PackedTile", "end_row", "first_slot", "num_slots", "num_tiles", "read_count", "read_tile"]
 
 FIELDS = 8  # int32 of a tile in a schedule: those of PackedTile
 
@@ -68,9 +69,18 @@ def num_slots(rows: Index, sequences: Index, tile_m: int) -> Index:
     return first_slot(rows, sequences + 2, tile_m)
 
 
+def read_count(schedule: cute.Pointer) -> Int32:
+    """How many tiles a schedule has."""
+    return cute.arch.make_warp_uniform(cute.make_tensor(schedule, cute.make_layout(1))[0])
+
+
 def read_tile(schedule: cute.Pointer, position: Index) -> PackedTile:
-    """The tile at a position of a schedule."""
+    """The tile at a position of a schedule.
+
+    What a warp loads from memory could differ from lane to lane, as far as the compiler knows: without being told, it
+    guards every wgmma of the loops that depend on it (81 of 568 instructions a block of keys at d128).
+    """
     half = FIELDS // 2
     first = schedule + (position + 1) * FIELDS
     parts = [cute.make_tensor((first + half * i).align(16), cute.make_layout(half)).load() for i in range(2)]
-    return PackedTile(*(part[i] for part in parts for i in range(half)))
+    return PackedTile(*(cute.arch.make_warp_uniform(part[i]) for part in parts for i in range(half)))

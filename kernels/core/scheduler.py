@@ -6,6 +6,7 @@ from typing import NamedTuple
 import cutlass
 
 from .divide import divide, divide_with_rest
+from .packed import PackedTile
 from .seqlen import Index
 
 __all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
@@ -33,13 +34,17 @@ class Tile(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Queries [first_row, end_row) of one head; end_row may lie beyond the last."""
+    """Queries [first_row, end_row) of one head, of a packed sequence if there are any.
+
+    end_row may lie beyond the last.
+    """
 
     first_row: Index
     end_row: Index
     q_head: Index
     kv_head: Index
     batch: Index
+    packed: PackedTile | None = None
 
 
 class Walk(NamedTuple):
@@ -92,6 +97,19 @@ class TileOrder:
             head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
+        return self._at(*self._in_sections(index, m_blocks, group, grid), group, grid)
+
+    def listed(self, index: Index, count: Index, grid: Grid) -> tuple[Index, Index, Index]:
+        """(position, q_head, kv_head) of the tile at `index`, where a list has `count` tiles of each head.
+
+        The longest are the first of the list, which holds all batch entries.
+        """
+        group = divide(grid.q_heads, grid.kv_heads)
+        block, head = self._in_sections(index, count, group, grid._replace(kv_len=grid.kv_len * grid.batch, batch=1))
+        return count - 1 - block, head, divide(head, group)
+
+    def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
+        """Block and query head, counted over all batch entries, at `index`; the last blocks are the longest."""
         section_heads = _section_heads(self.kv_bytes, grid)
         kv_heads = grid.kv_heads * grid.batch
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
@@ -100,7 +118,7 @@ class TileOrder:
         block, head = divide_with_rest(rest, heads_here)
         upwards = (divide(kv_heads - 1, section_heads) - section) % 2
         m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
-        return self._at(m_block, first_head * group + head, group, grid)
+        return m_block, first_head * group + head
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
         """`head` counts the query heads of all batch entries."""
@@ -139,13 +157,25 @@ class SingleTile:
             head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
+        step, head = self._in_sections(index, m_blocks, group, grid)
+        m_block = step if self.first_is_longest else m_blocks - 1 - step
+        return self._at(m_block, head, group, grid)
+
+    def listed(self, index: Index, count: Index, grid: Grid) -> tuple[Index, Index]:
+        """(position, head) of the tile at `index`, where a list has `count` tiles of each head; q_heads are kv_heads.
+
+        The longest are the first of the list, which holds all batch entries. Positions of a head never fall.
+        """
+        return self._in_sections(index, count, 1, grid._replace(kv_len=grid.kv_len * grid.batch, batch=1))
+
+    def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
+        """Step, from the longest, and query head, counted over all batch entries, at `index`."""
         section_heads = _section_heads(self.kv_bytes, grid)
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
         step, head = divide_with_rest(rest, heads_here)
-        m_block = step if self.first_is_longest else m_blocks - 1 - step
-        return self._at(m_block, first_head * group + head, group, grid)
+        return step, first_head * group + head
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> Tile:
         """`head` counts the query heads of all batch entries."""

@@ -46,9 +46,17 @@ and dout have head_dim_v columns):
     dq_sum          float32*  [batch, q_heads, q_len, sum_columns]  added to; or
     dq_tiles        float32*  [batch, q_heads, padded_q_len, sum_columns]
     dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic
+    kv_schedule     int32*    as core/schedule.py lists tiles, in the order "sequences"; only with has_cu_seqlens, like
+    dk dv           the config's type*  [batch, kv_len, kv_heads, head_dim] by strides: their addresses, again, and
+    dk_*_stride dv_*_stride   int64 each, * batch, row, head: in elements
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
                     place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
+    q_slots         int32     places of a batch entry's tiles of queries; only with has_cu_seqlens
+
+With has_cu_seqlens q_len and kv_len are those of all sequences, lse_log2, delta and dq_turn have q_slots tiles, and a
+CTA has a tile of the schedule, or none. A copy brings rows of the next sequence, too: what could reach others is
+cleared, and dK and dV of a warpgroup that has some go to global memory row by row.
 
 Grid (ceil(kv_len / tile_n) * kv_heads * batch * parts, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0
 nothing is copied through the maps of q and dout.
@@ -69,16 +77,18 @@ from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.dense import Dense
 from ..core.inputs import Inputs, key_blocks, read, sequence, window
+from ..core.packed import PackedTile, read_count, read_tile
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch, partition
 from . import mma
+from .rows import GlobalRows, store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig
 
-__all__ = ["BackwardSm90"]
+__all__ = ["BackwardSm90", "Packed"]
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
@@ -107,6 +117,14 @@ class Rows(NamedTuple):
     delta: cute.Pointer
     dq_sum: cute.Pointer
     dq_turn: cute.Pointer | None  # int32: only if deterministic
+
+
+class Packed(NamedTuple):
+    """What a call with packed sequences has beside others."""
+
+    schedule: cute.Pointer
+    dk: GlobalRows
+    dv: GlobalRows
 
 
 class Logits(NamedTuple):
@@ -148,6 +166,23 @@ class Work(NamedTuple):
     visit: Visit
     group: Int32
     logits: Logits
+    m_blocks: Int32  # tiles of queries of a head in lse_log2, delta and dq_turn
+    packed: PackedTile | None
+
+    @property
+    def begin(self) -> Int32 | int:
+        """Where the sequence's keys begin among all."""
+        return 0 if self.packed is None else self.packed.begin
+
+    @property
+    def q_begin(self) -> Int32 | int:
+        """Where the sequence's queries begin among all."""
+        return 0 if self.packed is None else self.packed.other_begin
+
+    def q_tile(self, head: Int32, m_block: Int32) -> Int64:
+        """Place of a tile of queries in what has some for each tile; `head` counts those of all the batch."""
+        first = 0 if self.packed is None else self.packed.other_slot
+        return Int64(head) * self.m_blocks + (m_block + first)
 
 
 class Producers(NamedTuple):
@@ -217,7 +252,7 @@ class BackwardSm90:
             tile_n=config.tile_m,
             has_left=config.has_right,
             has_right=config.has_left,
-            has_padding=config.has_kv_lengths,
+            has_padding=config.has_padding,
         )
         bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
         self.scheduler = SingleTile(
@@ -247,6 +282,8 @@ class BackwardSm90:
         rows: Rows,
         inputs: Inputs,
         grid: Grid,
+        packed: Packed | None = None,
+        q_slots: Int32 | None = None,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
@@ -263,7 +300,7 @@ class BackwardSm90:
             dk=atom(store, dk, WARPGROUP_ROWS, config.part_columns),
             dv=atom(store, dv, WARPGROUP_ROWS, config.v_part_columns),
         )
-        self.kernel(maps, rows, inputs, grid).launch(
+        self.kernel(maps, rows, packed, inputs, grid, q_slots).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -271,7 +308,9 @@ class BackwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid) -> None:
+    def kernel(
+        self, maps: Maps, rows: Rows, packed: Packed | None, inputs: Inputs, grid: Grid, q_slots: Int32 | None
+    ) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
@@ -280,13 +319,53 @@ class BackwardSm90:
         # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
         group = grid.q_heads // grid.kv_heads
         transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
-        index, parts = cute.arch.block_idx()[0], self.config.parts
+        index = cute.arch.block_idx()[0]
+        count = 0 if packed is None else read_count(packed.schedule)
+        if cutlass.const_expr(packed is None):
+            work = self.work(inputs, grid, transposed, group, logits, index)
+            self.run(maps, rows, packed, inputs, work, warp_index)
+        else:
+            if index < count * grid.kv_heads:
+                work = self.listed(packed, inputs, grid, transposed, group, logits, q_slots, index, count)
+                self.run(maps, rows, packed, inputs, work, warp_index)
+
+    def work(self, inputs: Inputs, grid: Grid, transposed: Grid, group: Int32, logits: Logits, index: Int32) -> Work:
+        """The tile of CTA `index`."""
+        parts = self.config.parts
         tile = self.scheduler.tile(index if parts == 1 else index // parts, transposed)
         part = 0 if parts == 1 else index % parts
         seq = sequence(inputs, grid, tile, window(inputs)).transposed()
         within = key_blocks(inputs, transposed, tile, tile.m_block, self.config.tile_n)
         visit = self.bounds.visit(tile.m_block, seq, within)
-        work = Work(grid, tile, part, seq, visit, group, logits)
+        m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
+        return Work(grid, tile, part, seq, visit, group, logits, m_blocks, None)
+
+    def listed(
+        self,
+        packed: Packed | None,
+        inputs: Inputs,
+        grid: Grid,
+        transposed: Grid,
+        group: Int32,
+        logits: Logits,
+        q_slots: Int32 | None,
+        index: Int32,
+        count: Int32,
+    ) -> Work:
+        """The tile of CTA `index`, from a schedule of `count`."""
+        assert packed is not None, "only packed sequences have a schedule"
+        assert q_slots is not None, "whose tiles of queries have places of their own"
+        position, head = self.scheduler.listed(index, count, transposed)
+        found = read_tile(packed.schedule, position)
+        tile = Tile(found.first_row(self.config.tile_n) // self.config.tile_n, head, head, found.batch)
+        left, right = window(inputs)
+        seq = found.sequence(right, left)  # it is the keys that see
+        return Work(grid, tile, 0, seq, self.bounds.visit(tile.m_block, seq), group, logits, q_slots, found)
+
+    @cute.jit
+    def run(self, maps: Maps, rows: Rows, packed: Packed | None, inputs: Inputs, work: Work, warp_index: Int32) -> None:
+        """A tile, in the role of the calling warp."""
+        tile, grid, group = work.tile, work.grid, work.group
         smem = self.allocate()
         ends = make_pipelines(self.edges)
 
@@ -304,7 +383,7 @@ class BackwardSm90:
                 m_block=Int32(0),
                 ds_stage=Int32(0),
             )
-            self.consume(maps, rows, smem, walk, work, wg, inputs)
+            self.consume(maps, rows, packed, smem, walk, work, wg, inputs)
 
     def logits(self, inputs: Inputs) -> Logits:
         """Cap and scale of the call, as the steps from a score to a weight use them."""
@@ -359,24 +438,25 @@ class BackwardSm90:
         """Waits: k.empty, v.empty, q.empty, dout.empty. Signals: the full ones (TMA counts the bytes)."""
         tile, visit = work.tile, work.visit
         if visit.num_n_blocks > 0:
-            self.load_keys(maps.k, smem.k, pipes.k, tile, self.config.columns)
+            self.load_keys(maps.k, smem.k, pipes.k, work, self.config.columns)
             for h in cutlass.range(work.group, unroll=1):
                 head = tile.q_head * work.group + h
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
                     if h + i == 0:
-                        self.load_keys(maps.v, smem.v, pipes.v, tile, self.config.v_columns)
+                        self.load_keys(maps.v, smem.v, pipes.v, work, self.config.v_columns)
                     # before the next Q, whose slot is free only once dO has been waited for
                     pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     def load_keys(
-        self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, tile: Tile, columns: int
+        self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, work: Work, columns: int
     ) -> None:
         """K or V of the tile. The ring has one slot, which is free."""
-        slot = pipe.acquire()
+        slot, tile = pipe.acquire(), work.tile
         for wg in range(WARPGROUPS):
-            corner = Corner(tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
+            row = tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS + work.begin
+            corner = Corner(row, tile.q_head, tile.batch)
             fetch(atom, (WARPGROUP_ROWS, columns), corner, target[None, None, wg], slot)
 
     @cute.jit
@@ -385,7 +465,7 @@ class BackwardSm90:
     ) -> Producers:
         """Waits: q.empty. Signals: q.full."""
         slot = pipes.q.acquire_and_advance()
-        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        corner = Corner(m_block * self.config.tile_m + work.q_begin, head, work.tile.batch)
         fetch(maps.q, (self.config.tile_m, self.config.columns), corner, smem.q[None, None, slot.index], slot)
         self.load_row(rows.lse_log2, smem.lse_log2[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
@@ -396,7 +476,7 @@ class BackwardSm90:
     ) -> Producers:
         """Waits: dout.empty. Signals: dout.full."""
         slot = pipes.dout.acquire_and_advance()
-        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        corner = Corner(m_block * self.config.tile_m + work.q_begin, head, work.tile.batch)
         fetch(maps.dout, (self.config.tile_m, self.config.v_columns), corner, smem.dout[None, None, slot.index], slot)
         self.load_row(rows.delta, smem.delta[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
@@ -412,16 +492,25 @@ class BackwardSm90:
         barrier: cute.Pointer,
     ) -> None:
         """Starts the copy of one statistic of a tile's queries."""
-        tile_m, grid = self.config.tile_m, work.grid
-        m_blocks = (grid.q_len + (tile_m - 1)) // tile_m
-        first = (Int64(work.tile.batch) * grid.q_heads + head) * m_blocks + m_block
+        tile_m = self.config.tile_m
+        first = work.q_tile(work.tile.batch * work.grid.q_heads + head, m_block)
         row = cute.make_tensor((source + first * tile_m).align(16), cute.make_layout(tile_m))
         atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
         with cute.arch.elect_one():
             cute.copy(atom, row, target, mbar_ptr=barrier)
 
     @cute.jit
-    def consume(self, maps: Maps, rows: Rows, smem: Smem, walk: Walk, work: Work, wg: Int32, inputs: Inputs) -> None:
+    def consume(
+        self,
+        maps: Maps,
+        rows: Rows,
+        packed: Packed | None,
+        smem: Smem,
+        walk: Walk,
+        work: Work,
+        wg: Int32,
+        inputs: Inputs,
+    ) -> None:
         """Waits: all the full ones, ds, clear, store. Signals: q.empty, dout.empty, ds, clear, store."""
         first_row = work.tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS
         fragments = self.fragments(smem, work, wg, first_row, inputs)
@@ -432,7 +521,7 @@ class BackwardSm90:
         if visit.num_n_blocks > 0:
             walk.k.wait()
             walk.v.wait()
-            if cutlass.const_expr(self.config.has_kv_lengths):
+            if cutlass.const_expr(self.config.has_padding):
                 self.clear_keys(smem, work)
             for _ in cutlass.range(work.group, unroll=1):
                 walk = self.first_step(fragments, smem, rows, walk, work, wg, visit.first)
@@ -440,7 +529,7 @@ class BackwardSm90:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         walk = self.step(fragments, smem, rows, walk, work, wg, span.first - i, span.right, span.left)
                 walk = self.last_step(fragments, rows, walk, work, wg)
-        self.finish(maps, smem, fragments, work, wg, first_row)
+        self.finish(maps, packed, smem, fragments, work, wg, first_row)
 
     def fragments(self, smem: Smem, work: Work, wg: Int32, first_row: Int32, inputs: Inputs) -> Fragments:
         """Descriptors and registers of the calling thread; `first_row`: key of the warpgroup."""
@@ -511,7 +600,7 @@ class BackwardSm90:
         """
         config, seq = self.config, work.seq
         seen = seq.q_len - work.tile.m_block * config.tile_n
-        if seen < config.tile_n and seq.q_len < work.grid.kv_len:
+        if seen < config.tile_n and work.begin + seq.q_len < work.grid.kv_len:
             for wg in cutlass.range_constexpr(WARPGROUPS):
                 first = cutlass.max(seen - wg * WARPGROUP_ROWS, 0)
                 self.clear_rows(smem.k[None, None, wg], first, WARPGROUP_ROWS, config.columns)
@@ -522,7 +611,7 @@ class BackwardSm90:
         """Zeroes rows of Q and dO beyond the sequence, as of K. Waits: dout.full, clear. Signals: clear."""
         config, seq = self.config, work.seq
         seen = seq.kv_len - m_block * config.tile_m
-        if seen < config.tile_m and seq.kv_len < work.grid.q_len:
+        if seen < config.tile_m and work.q_begin + seq.kv_len < work.grid.q_len:
             walk.dout.wait()  # dO(m) has landed, as Q(m) has
             q, dout = walk.q_read.current_handle().index, walk.dout.current_handle().index
             self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
@@ -548,7 +637,7 @@ class BackwardSm90:
     ) -> Walk:
         """S, P and dS of a head's first tile of queries; that tile may be cut by any edge of the mask."""
         slot = walk.q.wait_and_advance()  # Q(m) has landed
-        if cutlass.const_expr(self.config.has_q_lengths):
+        if cutlass.const_expr(self.config.clears_queries):
             self.clear_queries(smem, walk, work, m_block)
         warpgroup.fence()
         self.issue_scores(fragments, slot.index)
@@ -827,10 +916,11 @@ class BackwardSm90:
         first = walk.m_block * self.config.tile_m + query_slab * SLAB
         place = mma.place(first, thread, SLAB)
         dq = mma.rows_and_columns(fragments.dq)
-        head_row = Int64(walk.head) * work.grid.q_len
+        head_row = Int64(walk.head) * work.grid.q_len + work.q_begin
+        rows_here = work.grid.q_len if work.packed is None else work.packed.other_length
         for r, row in enumerate(place.rows):
             offset = (head_row + row) * self.config.sum_columns + (column_slab * SLAB + 2 * place.first_column)
-            present = Int32(cutlass.select_(row < work.grid.q_len, Int32(1), Int32(0)))
+            present = Int32(cutlass.select_(row < rows_here, Int32(1), Int32(0)))
             for j in range(SLAB // 16):
                 values = tuple(dq[r, 4 * j + c] for c in range(4))
                 ptx.red_add_v4(rows.dq_sum + (offset + 16 * j), values, self.within(column_slab, 16 * j, present))
@@ -843,8 +933,7 @@ class BackwardSm90:
         """
         turn = None
         if cutlass.const_expr(rows.dq_turn is not None):
-            m_blocks = (work.grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
-            tile = Int64(walk.head) * m_blocks + walk.m_block
+            tile = work.q_tile(walk.head, walk.m_block)
             turn = rows.dq_turn + (tile * self.config.dq_parts + (work.part * WARPGROUPS + wg))
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 own = work.tile.m_block - self.first_tile(walk.m_block, work)
@@ -881,6 +970,7 @@ class BackwardSm90:
     def finish(
         self,
         maps: Maps,
+        packed: Packed | None,
         smem: Smem,
         fragments: Fragments,
         work: Work,
@@ -889,7 +979,7 @@ class BackwardSm90:
     ) -> None:
         """Scales dK and stores dK and dV; keys past the array are not written. Waits: store. Signals: store."""
         mma.scale_rows(fragments.dk, [work.logits.softmax_scale] * 2)
-        if self.config.has_kv_lengths:
+        if self.config.has_padding:
             present = [row < work.seq.q_len for row in fragments.place.rows]
             mma.keep_rows(fragments.dk, present)
             mma.keep_rows(fragments.dv, present)
@@ -900,17 +990,49 @@ class BackwardSm90:
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)  # K is read no more
         self.round_to_smem(fragments.dk, smem.dk[None, None, place], config.part_columns)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
-        if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
+        barrier = NamedBarrierId.STORE + wg
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+        is_whole = cutlass.Boolean(True)
+        if cutlass.const_expr(packed is not None):
+            rows = self.rows_left(work, first_row)
+            is_whole = rows >= WARPGROUP_ROWS
+            if (rows > 0) & (rows < WARPGROUP_ROWS):
+                self.store_rows(packed, smem, work, first_row, rows, place, barrier)
+        if (cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0) & is_whole:
             for atom, tiles, columns in (
                 (maps.dv, smem.dv, config.v_part_columns),
                 (maps.dk, smem.dk, config.part_columns),
             ):
-                corner = Corner(first_row, work.tile.q_head, work.tile.batch, work.part * columns)
+                corner = Corner(first_row + work.begin, work.tile.q_head, work.tile.batch, work.part * columns)
                 source, destination = partition(atom, (WARPGROUP_ROWS, columns), corner, tiles[None, None, place])
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+
+    def rows_left(self, work: Work, first_row: Int32) -> Int32:
+        """How many of its keys a packed sequence still has at `first_row`."""
+        assert work.packed is not None, "others have all rows of an array"
+        return work.packed.room - first_row
+
+    def store_rows(
+        self,
+        packed: Packed | None,
+        smem: Smem,
+        work: Work,
+        first_row: Int32,
+        rows: Int32,
+        place: Int32,
+        barrier: Int32,
+    ) -> None:
+        """The first `rows` of the warpgroup's rows of dK and dV."""
+        assert packed is not None, "only then are rows stored one by one"
+        config, tile = self.config, work.tile
+        for array, tiles, columns, head_dim in (
+            (packed.dv, smem.dv, config.v_part_columns, config.head_dim_v),
+            (packed.dk, smem.dk, config.part_columns, config.head_dim),
+        ):
+            start = array.row(tile.batch, work.begin + first_row, tile.q_head)
+            store_rows(tiles[None, None, place], start, array.row_stride, rows, columns, head_dim, barrier)
 
     def round_to_smem(self, acc: cute.Tensor, target: cute.Tensor, columns: int) -> None:
         """dK or dV of the warpgroup to its rows of smem, in 16 bit."""

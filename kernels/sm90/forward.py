@@ -13,7 +13,7 @@
     v.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
     turn[i]   named      wg i-1 and wg i (256)  wg i     the tensor core is warpgroup i's
     store[i]  named      wg i (128)             wg i     warpgroup i's part of O is in smem, over its own rows of Q
-    clear     named      consume (all threads)  consume  V rows beyond the sequence are 0; only with has_kv_lengths
+    clear     named      consume (all threads)  consume  V rows beyond the sequence are 0; only with kv lengths
 
     tensor core | S, O of wg 0 | S, O of wg 1 | S, O of wg 0 |   one column = one hand-over of `turn`
     wg 0        | issues       | softmax n-1  | issues       |
@@ -37,6 +37,9 @@ padded row, and w elements are one row of it):
     v               map   (head_dim_v, kv_len, kv_heads, batch)  box (w, tile_n, 1, 1)
     out             map   (head_dim_v, q_len, q_heads, batch)    box (w, 64, 1, 1)
     lse             float32*  [batch, q_heads, q_len]
+    q_schedule      int32*    as core/schedule.py lists tiles, in the order "tiles"; only with has_cu_seqlens, like
+    out             the config's type*  [batch, q_len, q_heads, head_dim_v] by strides: its address, again, and
+    out_*_stride    int64 each, * batch, row, head: in elements
     softmax_scale   float32*  one element
     window_left     int32*    one element, >= 0; only with has_left
     window_right    int32*    one element, >= 0; only with has_right
@@ -54,8 +57,12 @@ padded row, and w elements are one row of it):
     mask_*_stride bias_*_stride    int64 each, * batch, head, row: in elements, 0 where one serves all
     q_len kv_len q_heads kv_heads batch    int32 each
 
+With has_cu_seqlens q_len and kv_len are those of all sequences. A copy brings rows of the next one, too: its keys are
+hidden and its values cleared, and O of a warpgroup that has its queries goes to global memory row by row.
+
 Grid (ctas, 1, 1), block (threads, 1, 1), no cluster. There are ceil(q_len / tile_m) * q_heads * batch tiles; with
-q_stages = 1 they must be as many as ctas, else ctas may be any number up to that. Where no query of a tile sees a key,
+q_stages = 1 they must be as many as ctas, else ctas may be any number up to that; with has_cu_seqlens a CTA of one tile
+may find none. Where no query of a tile sees a key,
 the box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not read.
 """
 
@@ -74,16 +81,18 @@ from ..core import mask
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits, Window
+from ..core.packed import read_count, read_tile
 from ..core.scheduler import Grid, QueryTile, TileOrder, Walk
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax
 from ..core.tma import Corner, fetch, partition
 from . import mma
+from .rows import GlobalRows, store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import KernelConfig
 
-__all__ = ["ForwardSm90"]
+__all__ = ["ForwardSm90", "Packed"]
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
@@ -100,6 +109,13 @@ class Maps(NamedTuple):
     out: cute.CopyAtom
 
 
+class Packed(NamedTuple):
+    """What a call with packed sequences has beside others."""
+
+    schedule: cute.Pointer
+    out: GlobalRows
+
+
 class Smem(NamedTuple):
     """Tiles in shared memory."""
 
@@ -113,6 +129,8 @@ class Smem(NamedTuple):
 class Call(NamedTuple):
     """What all tiles have in common."""
 
+    packed: Packed | None
+    listed: Int32 | None  # tiles of each head in the schedule
     grid: Grid
     inputs: Inputs
     logits: Logits
@@ -176,7 +194,7 @@ class ForwardSm90:
             tile_n=config.tile_n,
             has_left=config.has_left,
             has_right=config.has_right,
-            has_padding=config.has_q_lengths,
+            has_padding=config.has_padding,
         )
         self.order = TileOrder(
             tile_m=config.tile_m,
@@ -200,6 +218,7 @@ class ForwardSm90:
         v: cute.Tensor,
         out: cute.Tensor,
         lse: cute.Pointer,
+        packed: Packed | None,
         inputs: Inputs,
         grid: Grid,
     ) -> None:
@@ -216,7 +235,7 @@ class ForwardSm90:
             v=atom(load, v, config.tile_n, config.v_columns),
             out=atom(store, out, WARPGROUP_ROWS, config.v_columns),
         )
-        self.kernel(maps, lse, inputs, grid).launch(
+        self.kernel(maps, lse, packed, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -224,7 +243,7 @@ class ForwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, lse: cute.Pointer, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, lse: cute.Pointer, packed: Packed | None, inputs: Inputs, grid: Grid) -> None:
         # first what takes long: these loads come back while the first tile is found and the barriers are set up
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
@@ -236,8 +255,27 @@ class ForwardSm90:
         walk = Walk.first(cute.arch.block_idx()[0], ctas)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        call = Call(grid, inputs, logits, window, self.order.count(grid), ctas)
+        listed = None if packed is None else read_count(packed.schedule)
+        tiles = self.order.count(grid) if listed is None else listed * grid.q_heads
+        call = Call(packed, listed, grid, inputs, logits, window, tiles, ctas)
+        if cutlass.const_expr(packed is not None and self.config.q_stages == 1):
+            if walk.tile_index < tiles:
+                self.run(maps, lse, smem, ends, call, walk, warp_index)
+        else:
+            self.run(maps, lse, smem, ends, call, walk, warp_index)
 
+    @cute.jit
+    def run(
+        self,
+        maps: Maps,
+        lse: cute.Pointer,
+        smem: Smem,
+        ends: dict[str, tuple[PipelineProducer, PipelineConsumer]],
+        call: Call,
+        walk: Walk,
+        warp_index: Int32,
+    ) -> None:
+        """The tiles of the CTA, in the role of the calling warp."""
         if warp_index < WARPGROUP_WARPS:
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
             if warp_index == LOAD_WARP:
@@ -250,12 +288,23 @@ class ForwardSm90:
 
     def work(self, call: Call, index: Int32) -> Work:
         """The tile at `index` of the order and its key blocks. Every role asks here, so that none can disagree."""
-        return self.visit(call, self.order.tile(index, call.grid))
+        return self.visit(call, self.tile(call, index))
+
+    def tile(self, call: Call, index: Int32) -> QueryTile:
+        """The tile at `index` of the order."""
+        if call.packed is None:
+            return self.order.tile(index, call.grid)
+        position, q_head, kv_head = self.order.listed(index, call.listed, call.grid)
+        packed = read_tile(call.packed.schedule, position)
+        return QueryTile(packed.first_row(self.config.tile_m), packed.end_row, q_head, kv_head, packed.batch, packed)
 
     def visit(self, call: Call, tile: QueryTile) -> Work:
         """The key blocks of a tile."""
         grid, inputs, tile_m = call.grid, call.inputs, self.config.tile_m
-        seq = calls.sequence(inputs, grid, tile, call.window)
+        if tile.packed is None:
+            seq = calls.sequence(inputs, grid, tile, call.window)
+        else:
+            seq = tile.packed.sequence(*call.window)
         # with segments tiles start at multiples of tile_m
         within = calls.key_blocks(inputs, grid, tile, tile.first_row // tile_m, tile_m)
         visit = self.bounds.visit_rows(tile.first_row, tile.end_row, seq, within)
@@ -288,43 +337,57 @@ class ForwardSm90:
     def load(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, walk: Walk) -> None:
         """Waits: q.empty, k.empty, v.empty. Signals: q.full, k.full, v.full (TMA counts the bytes)."""
         if cutlass.const_expr(self.config.q_stages == 1):
-            self.load_tile(maps, smem, pipes, self.work(call, walk.tile_index))
+            self.load_tile(maps, smem, pipes, call, self.work(call, walk.tile_index))
         else:
             while walk.tile_index < call.tiles:
-                pipes = self.load_tile(maps, smem, pipes, self.work(call, walk.tile_index))
+                pipes = self.load_tile(maps, smem, pipes, call, self.work(call, walk.tile_index))
                 walk = walk.next(call.ctas)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     @cute.jit
-    def load_tile(self, maps: Maps, smem: Smem, pipes: Producers, work: Work) -> Producers:
+    def load_tile(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, work: Work) -> Producers:
         """Q, then the blocks of K and V as the consumers ask for them: K one ahead of V."""
         tile, visit = work.tile, work.visit
         for wg in cutlass.range_constexpr(self.config.warpgroups):
             slot = pipes.q.acquire_and_advance()
-            corner = Corner(tile.first_row + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
+            corner = self.of_queries(call, tile, tile.first_row + wg * WARPGROUP_ROWS)
             block = (WARPGROUP_ROWS, self.config.columns)
             fetch(maps.q, block, corner, smem.q[None, None, slot.index], slot)
-        pipes = self.load_keys(maps, smem, pipes, tile, visit.first)
+        pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first)
         for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
-            pipes = self.load_keys(maps, smem, pipes, tile, visit.first - 1 - i)
-            pipes = self.load_values(maps, smem, pipes, tile, visit.first - i)
-        return self.load_values(maps, smem, pipes, tile, visit.first - (visit.num_n_blocks - 1))
+            pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first - 1 - i)
+            pipes = self.load_values(maps, smem, pipes, call, tile, visit.first - i)
+        return self.load_values(maps, smem, pipes, call, tile, visit.first - (visit.num_n_blocks - 1))
+
+    def of_queries(self, call: Call, tile: QueryTile, row: Int32) -> Corner:
+        """Where a warpgroup's rows of q and out lie."""
+        begin = 0 if tile.packed is None else tile.packed.begin
+        return Corner(row + begin, tile.q_head, tile.batch)
+
+    def of_keys(self, call: Call, tile: QueryTile, n_block: Int32) -> Corner:
+        """Where a block of k and v lies."""
+        begin = 0 if tile.packed is None else tile.packed.other_begin
+        return Corner(n_block * self.config.tile_n + begin, tile.kv_head, tile.batch)
 
     @cute.jit
-    def load_keys(self, maps: Maps, smem: Smem, pipes: Producers, tile: QueryTile, n_block: Int32) -> Producers:
+    def load_keys(
+        self, maps: Maps, smem: Smem, pipes: Producers, call: Call, tile: QueryTile, n_block: Int32
+    ) -> Producers:
         """Waits: k.empty. Signals: k.full."""
         slot = pipes.k.acquire_and_advance()
         block = (self.config.tile_n, self.config.columns)
-        corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
+        corner = self.of_keys(call, tile, n_block)
         fetch(maps.k, block, corner, smem.k[None, None, slot.index], slot)
         return pipes
 
     @cute.jit
-    def load_values(self, maps: Maps, smem: Smem, pipes: Producers, tile: QueryTile, n_block: Int32) -> Producers:
+    def load_values(
+        self, maps: Maps, smem: Smem, pipes: Producers, call: Call, tile: QueryTile, n_block: Int32
+    ) -> Producers:
         """Waits: v.empty. Signals: v.full."""
         slot = pipes.v.acquire_and_advance()
         block = (self.config.tile_n, self.config.v_columns)
-        corner = Corner(n_block * self.config.tile_n, tile.kv_head, tile.batch)
+        corner = self.of_keys(call, tile, n_block)
         fetch(maps.v, block, corner, smem.v[None, None, slot.index], slot)
         return pipes
 
@@ -404,7 +467,8 @@ class ForwardSm90:
         config, seq = self.config, work.seq
         seen = seq.kv_len - work.visit.first * config.tile_n
         # not positive: the block lies beyond the array
-        if seen > 0 and seen < config.tile_n and seq.kv_len < call.grid.kv_len:
+        begin = 0 if work.tile.packed is None else work.tile.packed.other_begin
+        if seen > 0 and seen < config.tile_n and begin + seq.kv_len < call.grid.kv_len:
             slot = pipes.v.wait()
             words = cute.recast_tensor(smem.v[None, None, slot.index], Int32)
             row_words = config.v_columns * config.element_bytes // 4
@@ -450,7 +514,7 @@ class ForwardSm90:
         view, first = self.view(call, work, wg), work.visit.first
         self.weigh(fragments, call, view, first, right=True, left=self.config.has_left, ragged=True)
         mma.pack(self.dtype, fragments.scores, fragments.weights)
-        if cutlass.const_expr(self.config.has_kv_lengths):
+        if cutlass.const_expr(self.config.clears_values):
             self.clear_padding(smem, pipes, call, work)
 
     @cute.jit
@@ -511,6 +575,8 @@ class ForwardSm90:
         wg: Int32,
     ) -> tuple[Consumers, QueryTile]:
         """O += P V of a tile's last block beside S of the first block of tile `following`: ends one, starts another."""
+        # a schedule is read early, and has come by the time that S of the tile runs
+        next_tile = None if call.packed is None else self.tile(call, following)
         done = pipes.q.current_handle()
         pipes.q.advance(self.config.warpgroups)
         q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
@@ -523,7 +589,7 @@ class ForwardSm90:
         warpgroup.wait_group(1)  # O is complete; S of the next tile may still run
         v.release()
         self.finish(maps, lse, smem, fragments, done.index, call, work, wg)
-        next_work = self.work(call, following)
+        next_work = self.work(call, following) if next_tile is None else self.visit(call, next_tile)
         warpgroup.wait_group(0)
         k.release()
         self.weigh_first(smem, fragments, pipes, call, next_work, wg)
@@ -618,16 +684,16 @@ class ForwardSm90:
         sink = None if sinks is None else calls.read(sinks + (tile.batch * call.grid.q_heads + tile.q_head))
         factors, lses = fragments.softmax.finish(sink)
         mma.scale_rows(fragments.out, factors)
-        if self.config.has_q_lengths:
+        if self.config.has_padding:
             present = [row < work.seq.q_len for row in place.rows]
             mma.keep_rows(fragments.out, present)
             lses = [Float32(cutlass.select_(p, lse_, -Float32.inf)) for p, lse_ in zip(present, lses, strict=True)]
-        self.store_out(maps, smem, fragments, q_slot, tile, wg)
+        self.store_out(maps, smem, fragments, q_slot, call, tile, wg)
         self.store_lse(lse, place, call.grid, tile, lses)
 
     @cute.jit
     def store_out(
-        self, maps: Maps, smem: Smem, fragments: Fragments, q_slot: Int32, tile: QueryTile, wg: Int32
+        self, maps: Maps, smem: Smem, fragments: Fragments, q_slot: Int32, call: Call, tile: QueryTile, wg: Int32
     ) -> None:
         """Registers -> the slot of the warpgroup's Q -> global memory; TMA leaves out rows past q_len."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -642,18 +708,38 @@ class ForwardSm90:
         barrier = NamedBarrierId.STORE + wg
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
         first_row = tile.first_row + wg * WARPGROUP_ROWS
-        if thread // 32 == 0 and first_row < tile.end_row:
+        is_whole = first_row < tile.end_row
+        if cutlass.const_expr(call.packed is not None):
+            begin, _, room = self.places(call.grid, tile)
+            rows = room - first_row
+            is_partial = is_whole & (rows > 0) & (rows < WARPGROUP_ROWS)
+            is_whole = is_whole & (rows >= WARPGROUP_ROWS)
+            if is_partial:
+                start, row_stride = self.out_row(call, tile, begin + first_row)
+                store_rows(target, start, row_stride, rows, self.config.v_columns, self.config.head_dim_v, barrier)
+        if thread // 32 == 0 and is_whole:
             block = (WARPGROUP_ROWS, self.config.v_columns)
-            source, destination = partition(maps.out, block, Corner(first_row, tile.q_head, tile.batch), target)
+            source, destination = partition(maps.out, block, self.of_queries(call, tile, first_row), target)
             cute.copy(maps.out, source, destination)
             cute.arch.cp_async_bulk_commit_group()
+
+    def places(self, grid: Grid, tile: QueryTile) -> tuple[Int32 | int, Int32, Int32]:
+        """Where the tile's sequence begins among all rows; counted from there, where the tile and the sequence end."""
+        begin, room = (0, grid.q_len) if tile.packed is None else (tile.packed.begin, tile.packed.room)
+        return begin, cutlass.min(room, tile.end_row), room
+
+    def out_row(self, call: Call, tile: QueryTile, row: Int32) -> tuple[cute.Pointer, Int64]:
+        """Where a row of O begins, and how far rows lie apart."""
+        assert call.packed is not None, "only then are rows stored one by one"
+        out = call.packed.out
+        return out.row(tile.batch, row, tile.q_head), out.row_stride
 
     @cute.jit
     def store_lse(self, lse: cute.Pointer, place: mask.Place, grid: Grid, tile: QueryTile, lses: list[Float32]) -> None:
         """One thread of the four that share a row writes it."""
-        end_row = cutlass.min(grid.q_len, tile.end_row)
+        begin, end_row, _ = self.places(grid, tile)
         if place.first_column == 0:
-            row_of_lse = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len
+            row_of_lse = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len + begin
             for r in cutlass.range_constexpr(2):
                 if place.rows[r] < end_row:
                     element = cute.make_tensor(lse + (row_of_lse + place.rows[r]), cute.make_layout(1))

@@ -12,9 +12,12 @@ them:
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
     dq_sum      float32*  [batch, q_heads, q_len, sum_columns], or dq_tiles: [..., padded_q_len, sum_columns]
     dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts] zeros; only if deterministic
+    q_schedule  int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens
     q_len q_heads     int32 each
+    q_slots     int32     places of a batch entry's tiles; only with has_cu_seqlens
 
-Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1).
+Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1). With has_cu_seqlens a tile is one of a packed
+sequence, lse_log2, delta and dq_turn have q_slots tiles, and so has the grid.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.barriers import Edge, make_pipelines
+from ..core.packed import read_tile
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch
 from . import mma
@@ -49,6 +53,16 @@ class Arrays(NamedTuple):
     delta: cute.Pointer
     dq_sum: cute.Pointer
     dq_turn: cute.Pointer | None
+    q_schedule: cute.Pointer | None
+
+
+class Rows(NamedTuple):
+    """A tile's rows: those of a sequence of `room` rows that begins at row `begin` of the array."""
+
+    begin: Int32 | int
+    room: Int32
+    length: Int32  # rows that take part
+    first: Int32  # of the tile, in the sequence
 
 
 class PreprocessSm90:
@@ -61,7 +75,15 @@ class PreprocessSm90:
         self.edges = (Edge(name="rows", stages=1, tx_bytes=2 * config.dout_bytes, consumer_warps=warps),)
 
     @cute.jit
-    def launch(self, out: cute.Tensor, dout: cute.Tensor, arrays: Arrays, q_len: Int32, q_heads: Int32) -> None:
+    def launch(
+        self,
+        out: cute.Tensor,
+        dout: cute.Tensor,
+        arrays: Arrays,
+        q_len: Int32,
+        q_heads: Int32,
+        q_slots: Int32 | None,
+    ) -> None:
         """`out` and `dout` are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         load = cpasync.CopyBulkTensorTileG2SOp()
@@ -69,13 +91,19 @@ class PreprocessSm90:
         block = (config.tile_m, config.v_columns)
         out_map, _ = cpasync.make_tiled_tma_atom(load, out, layout, block)
         dout_map, _ = cpasync.make_tiled_tma_atom(load, dout, layout, block)
-        self.kernel(out_map, dout_map, arrays, q_len, q_heads).launch(
+        self.kernel(out_map, dout_map, arrays, q_len, q_heads, q_slots).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
 
     @cute.kernel
     def kernel(
-        self, out_map: cute.CopyAtom, dout_map: cute.CopyAtom, arrays: Arrays, q_len: Int32, q_heads: Int32
+        self,
+        out_map: cute.CopyAtom,
+        dout_map: cute.CopyAtom,
+        arrays: Arrays,
+        q_len: Int32,
+        q_heads: Int32,
+        q_slots: Int32 | None,
     ) -> None:
         config = self.config
         smem = cutlass.memory.SmemAllocator()
@@ -83,24 +111,25 @@ class PreprocessSm90:
         out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         dout = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         producer, consumer = make_pipelines(self.edges)["rows"]
-        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
+        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m if q_slots is None else q_slots
         head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
         m_block = cute.arch.block_idx()[0] - head * m_blocks
         batch = head // q_heads
+        rows = self.rows(arrays, q_len, m_block, batch * m_blocks + m_block)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             slot = producer.acquire()
-            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
+            corner = Corner(rows.begin + rows.first, head - batch * q_heads, batch)
             for atom, target in ((out_map, out), (dout_map, dout)):
                 fetch(atom, (config.tile_m, config.v_columns), corner, target[None, None, 0], slot)
-        self.clear(arrays.dq_sum, head, m_block, q_len)
+        self.clear(arrays.dq_sum, head, rows, q_len)
 
         thread = cute.arch.thread_idx()[0]
-        row = m_block * config.tile_m + thread
+        row = rows.first + thread
         if cutlass.const_expr(arrays.dq_turn is not None):
             self.clear_turns(arrays.dq_turn, head * m_blocks + m_block, thread)
         lse, dlse = Float32(-Float32.inf), Float32(0.0)
-        if row < q_len:
-            element = Int64(head) * q_len + row
+        if row < rows.length:
+            element = Int64(head) * q_len + rows.begin + row
             lse = cute.make_tensor(arrays.lse + element, cute.make_layout(1))[0]
             dlse = cute.make_tensor(arrays.dlse + element, cute.make_layout(1))[0]
         consumer.wait()  # out and dout have landed
@@ -112,6 +141,15 @@ class PreprocessSm90:
         lse_log2[0] = Float32(cutlass.select_(empty, Float32(Float32.inf), lse * LOG2_E))
         row_delta = cute.make_tensor(arrays.delta + element, cute.make_layout(1))
         row_delta[0] = Float32(cutlass.select_(empty, Float32(0.0), delta))
+
+    def rows(self, arrays: Arrays, q_len: Int32, m_block: Int32, slot: Int32) -> Rows:
+        """The rows of a tile; `slot`: its place in a schedule, which may hold anything where offsets descend."""
+        if arrays.q_schedule is None:
+            return Rows(0, q_len, q_len, m_block * self.config.tile_m)
+        tile = read_tile(arrays.q_schedule, slot)
+        begin = cutlass.max(cutlass.min(tile.begin, q_len), 0)
+        room = cutlass.min(tile.room, q_len - begin)
+        return Rows(begin, room, cutlass.min(tile.length, room), cutlass.max(tile.first_row(self.config.tile_m), 0))
 
     def dot(self, out: cute.Tensor, dout: cute.Tensor, row: Int32) -> Float32:
         """sum(out * dout) of a row, in float32."""
@@ -131,12 +169,13 @@ class PreprocessSm90:
             turn[0] = Int32(0)
 
     @cute.jit
-    def clear(self, dq_sum: cute.Pointer, head: Int32, m_block: Int32, q_len: Int32) -> None:
+    def clear(self, dq_sum: cute.Pointer, head: Int32, rows: Rows, q_len: Int32) -> None:
         """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
         config = self.config
-        rows = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_columns else q_len
-        first = (Int64(head) * rows + m_block * config.tile_m) * config.sum_columns
-        count = cutlass.min(rows - m_block * config.tile_m, config.tile_m) * config.sum_columns
+        padded = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_columns else q_len
+        end = padded if config.sums_columns else rows.room
+        first = (Int64(head) * padded + (rows.begin + rows.first)) * config.sum_columns
+        count = cutlass.min(end - rows.first, config.tile_m) * config.sum_columns
         zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
         zeros.fill(0.0)
         for i in cutlass.range_constexpr(config.sum_columns // FLOAT_VECTOR):

@@ -42,6 +42,10 @@ REASONS = [
         spec(mask=MaskSpec(has_right=True, has_kv_lengths=True, has_cu_seqlens=True), page_size=16),
         "jax_fa4 has no sm_90a kernel for packed sequences",
     ),
+    (
+        spec(mask=MaskSpec(has_cu_seqlens=True, has_segments=True)),
+        "jax_fa4 has no sm_90a kernel for segment ids and packed sequences",
+    ),
     (spec(has_softcap=True, dtype="float32"), "jax_fa4 has no sm_90a kernel for head_dim 128 in float32"),
 ]
 
@@ -49,6 +53,12 @@ REASONS = [
 @pytest.mark.parametrize(("unsupported", "reason"), REASONS, ids=[reason.split(" for ")[1] for _, reason in REASONS])
 def test_the_reason_names_what_has_no_kernel(unsupported, reason):
     assert support.why_unsupported(unsupported, "sm_90a") == reason
+
+
+def test_packed_sequences_of_wide_heads_have_no_gradient_kernel():
+    wide = spec(head_dim=136, head_dim_v=136, mask=MaskSpec(has_cu_seqlens=True))
+    reason = "jax_fa4 has no sm_90a gradient kernel for packed sequences"
+    assert support.why_no_gradient(wide, "sm_90a", ("q", "k", "v")) == reason
 
 
 def test_an_unknown_architecture_has_no_kernel():

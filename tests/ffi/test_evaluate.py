@@ -127,28 +127,6 @@ def test_a_map_may_end_with_its_buffer_and_no_later(answer, error_of, make_plan,
     )
 
 
-def test_a_ragged_map_starts_all_its_rows_earlier_and_has_an_axis_for_their_end(answer, make_plan, buffers):
-    def rows(is_ragged, count=5):
-        return TensorMap(
-            buffer=Q,
-            dtype="bfloat16",
-            dims=(64, dim(Q, -2) - 5 + count, lead(Q, 2)),
-            strides=(128, dim(Q, -2) * 128),
-            box=(64, 8, 1),
-            is_ragged=is_ragged,
-        )
-
-    plain, ragged = (param_of(answer, make_plan, rows(each), *buffers(2, 5)) for each in (False, True))
-    assert ragged == plain | {
-        "address": plain["address"] - 5 * 128,
-        "dims": [64, 5, 6, 2],
-        "strides": [128, 128, 640],
-        "box": [64, 8, 1, 1],
-    }
-    empty = param_of(answer, make_plan, rows(is_ragged=True, count=0), *buffers(2, 5))
-    assert (empty["dims"], empty["strides"], empty["box"]) == ([1, 1, 1, 1], [16, 16, 16], [64, 8, 1, 1])
-
-
 # --- empty calls ---
 
 

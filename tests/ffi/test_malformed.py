@@ -99,16 +99,6 @@ BAD_PARAMS = {
     "a map's dtype": (MAP, {"dtype": "int16"}, "dtype: TMA does not copy int16"),
     "a map's rank": (MAP, {"dims": ()}, "rank must be in [1, 5], got 0"),
     "a map of rank 6": (MAP, {"dims": (1,) * 6}, "rank must be in [1, 5], got 6"),
-    "a ragged map without rows": (
-        MAP,
-        {"dims": (64,), "strides": (), "box": (64,), "is_ragged": True},
-        "rank must be in [2, 4] (ragged), got 1",
-    ),
-    "a ragged map of all axes": (
-        MAP,
-        {"dims": (64, 1, 1, 1, 1), "strides": (16,) * 4, "box": (64, 1, 1, 1, 1), "is_ragged": True},
-        "rank must be in [2, 4] (ragged), got 5",
-    ),
     "an empty box": (MAP, {"box": (64, 0)}, "box must be in [1, 256], got 0"),
     "a large box": (MAP, {"box": (64, 257)}, "box must be in [1, 256], got 257"),
     "a row": (MAP, {"box": (12, 1)}, "a row of the box must be a multiple of 16 bytes, got 24"),

@@ -67,7 +67,8 @@ def test_every_row_of_the_table_makes_a_config(head_dims, dtype, mask):
         {"bias_dtype": "float64"},
         {"has_batched_scalars": True},
         {"page_size": 16},
-        {"mask": MaskSpec(has_cu_seqlens=True)},
+        {"mask": MaskSpec(has_cu_seqlens=True, has_segments=True)},
+        {"mask": MaskSpec(has_cu_seqlens=True), "page_size": 16},
     ],
     ids=str,
 )

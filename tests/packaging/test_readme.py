@@ -63,13 +63,15 @@ WITH_KERNEL = [
     {"head_dim": 8, "head_dim_v": 256},
 ]
 WITHOUT_KERNEL = [
-    {"mask": MaskSpec(has_cu_seqlens=True)},
     {"mask": MaskSpec(has_cu_seqlens=True, has_kv_lengths=True), "page_size": 16},
     {"dtype": "float32"},
 ]
 
 
-@pytest.mark.parametrize("change", WITH_KERNEL, ids=str)
+PACKED = {"mask": MaskSpec(has_right=True, has_cu_seqlens=True, has_q_lengths=True, has_kv_lengths=True)}
+
+
+@pytest.mark.parametrize("change", [*WITH_KERNEL, PACKED], ids=str)
 def test_hopper_has_the_kernels_that_the_table_lists(change):
     assert why_unsupported(dataclasses.replace(PLAIN, **change), "sm_90a") is None
 
@@ -94,7 +96,7 @@ def test_hopper_has_kernels_for_pages_but_not_for_their_gradients():
     assert why_no_gradient(spec, "sm_90a", ("q", "k", "v")) is not None
 
 
-@pytest.mark.parametrize("change", [*WITH_KERNEL, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("change", [*WITH_KERNEL, PACKED, {"deterministic": True}], ids=str)
 def test_hopper_has_the_gradients_that_the_table_lists(change):
     spec = dataclasses.replace(PLAIN, **change)
     assert why_no_gradient(spec, "sm_90a", ("q", "k", "v", "softmax_scale", "sinks")) is None

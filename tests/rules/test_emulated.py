@@ -135,9 +135,70 @@ def test_what_has_no_kernel_is_refused():
     q, k, v = operands()
     with pytest.raises(NotImplementedError, match="has no sm_90a kernel for head_dim 64 in float32"):
         attention(*(a.astype(jnp.float32) for a in (q, k, v)), implementation="emulate")
-    offsets = jnp.array([0, 40])
-    with pytest.raises(NotImplementedError, match="packed sequences"):
-        attention_varlen(q[0], q[0], q[0], offsets, offsets, implementation="emulate")
+    x = packed(q_len=3, kv_len=3, cu_seqlens_q=[0, 3])
+    with target_arch("sm_100a"), pytest.raises(NotImplementedError, match="packed sequences"):
+        attention_varlen(**x, implementation="emulate")
+
+
+def packed(q_len, kv_len, **offsets):
+    """Keyword arguments of `attention_varlen`; rows of no sequence are NaN."""
+    q, k, v = (np.array(a[0]) for a in operands(q_len, kv_len))
+    x = {"q": q, "k": k, "v": v, **{name: np.array(value, np.int32) for name, value in offsets.items()}}
+    for name, side in (("q", "q"), ("k", "kv"), ("v", "kv")):
+        starts = offsets.get(f"cu_seqlens_{side}", offsets["cu_seqlens_q"])
+        lengths = offsets.get(f"{side}_lengths", np.diff(starts))
+        for start, length, end in zip([0, *starts], [0, *lengths, 0], [*starts, len(x[name])], strict=True):
+            x[name][start + min(length, end - start) : end] = np.nan
+    return x
+
+
+OFFSETS = {"cu_seqlens_q": [3, 3, 70, 150], "cu_seqlens_kv": [0, 9, 140, 150], "q_lengths": [5, 60, 80]}
+OFFSETS |= {"kv_lengths": [9, 131, 4]}
+
+
+@needs_compiler
+def test_packed_sequences_are_exact_whatever_lies_beside_them():
+    sinks = np.array([0.5, -2.0], np.float32)  # with a cap a CTA has one tile, or none
+    x = packed(q_len=165, kv_len=170, **OFFSETS) | {"softcap": 3.0, "sinks": sinks}
+    out, lse = attention_varlen(**x, return_lse=True, implementation="emulate")
+    assert_packed_exact(x, out, lse)
+
+
+@needs_compiler
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deterministic):
+    x = packed(q_len=165, kv_len=170, **OFFSETS) | {"causal": True}
+    dout = np.random.default_rng(3).standard_normal(x["q"].shape).astype(x["q"].dtype)
+    dlse = np.random.default_rng(4).standard_normal((2, 165)).astype(np.float32)
+    others = {name: value for name, value in x.items() if name not in ("q", "k", "v")}
+
+    def call(*qkv):
+        options = {"return_lse": True, "deterministic": deterministic, "implementation": "emulate"}
+        return attention_varlen(*qkv, **others, **options)
+
+    with emulate.recording() as launches:
+        results, pullback = jax.vjp(call, *(x[name] for name in "qkv"))
+        got = jax.block_until_ready(pullback((jnp.asarray(dout), jnp.asarray(dlse))))
+    assert_packed_exact(x, *results)
+    exact = testing.gradients_varlen(x, dout, dlse)
+    rough = testing.gradients_varlen(x, dout, dlse, testing.rounded_gradients)
+    for name, gradient in zip("qkv", got, strict=True):
+        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
+        assert error <= testing.error_bound(exact[name], rough[name], "bfloat16", 3), name
+        assert not np.asarray(gradient, np.float32)[np.isnan(x[name].astype(np.float32)).any(axis=(1, 2))].any()
+    kernels = [launch.entry.split("_sm_90a")[0].removeprefix("jax_fa4_") for launch in launches]
+    backward = ["schedule", "schedule", "preprocess", "backward", "postprocess"]
+    assert kernels == ["schedule", "forward", *backward]
+
+
+def assert_packed_exact(x, out, lse):
+    exact, rough = testing.attention_varlen(x), testing.attention_varlen(x, testing.rounded)
+    assert np.abs(np.asarray(out, np.float64) - exact.out).max() <= testing.error_bound(
+        exact.out, rough.out, "bfloat16", 3
+    )
+    seen = np.isfinite(exact.lse)
+    np.testing.assert_array_equal(np.isfinite(lse), seen)
+    np.testing.assert_allclose(np.asarray(lse)[seen], exact.lse[seen], atol=1e-4)
 
 
 @needs_compiler

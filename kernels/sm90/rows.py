@@ -1,0 +1,55 @@
+"""Rows of a tile in shared memory that are stored one by one, where TMA would write those of another sequence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from . import mma
+
+__all__ = ["GlobalRows", "store_rows"]
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+VECTOR = 8  # 16-bit elements in 16 bytes
+
+
+class GlobalRows(NamedTuple):
+    """An array in global memory, head_dim contiguous. Strides are in elements."""
+
+    start: cute.Pointer
+    batch_stride: Int64
+    row_stride: Int64
+    head_stride: Int64
+
+    def row(self, batch: Int32, row: Int32, head: Int32) -> cute.Pointer:
+        """Where a row begins."""
+        return self.start + (batch * self.batch_stride + row * self.row_stride + head * self.head_stride)
+
+
+@cute.jit
+def store_rows(
+    tile: cute.Tensor,
+    target: cute.Pointer,
+    row_stride: Int64,
+    rows: Int32,
+    columns: cutlass.Constexpr,
+    head_dim: cutlass.Constexpr,
+    barrier: Int32,
+) -> None:
+    """The first `rows` rows of a `k_major` tile (64, columns), without padded columns, by the calling warpgroup.
+
+    `barrier` is a named barrier of the warpgroup: behind it nobody reads the tile any more.
+    """
+    thread, slab = cute.arch.thread_idx()[0] % WARPGROUP, mma.slab_columns(columns)
+    vectors = head_dim // VECTOR  # of a row
+    for vector in cutlass.range(thread, cutlass.min(rows, WARPGROUP_ROWS) * vectors, WARPGROUP, unroll=1):
+        row, column = vector // vectors, vector % vectors * VECTOR
+        source = (tile.iterator + mma.swizzled(row, column, WARPGROUP_ROWS, slab)).align(16)
+        place = (target + (row * row_stride + column)).align(16)
+        values = cute.make_tensor(source, cute.make_layout(VECTOR)).load()
+        cute.make_tensor(place, cute.make_layout(VECTOR)).store(values)
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
