@@ -88,7 +88,7 @@ FORWARD = {  # by architecture: up to (head_dim, head_dim_v); the first row that
         ),
     },
 }
-GROUPED_REGISTERS = {  # the load warps find the address of every 16 bytes themselves
+GROUPED_REGISTERS = {  # where two tiles leave few: the load warps find the address of every 16 bytes themselves
     "softmax_registers": 184,
     "correction_registers": 80,
     "other_registers": 64,
@@ -151,7 +151,7 @@ def _grouped(spec: AttentionSpec, arch: str, rows: int, *, is_split: bool) -> Gr
         out_by_tma=False,
         is_split=is_split,
         page_size=spec.page_size,
-        **{**row.alone.fields, **GROUPED_REGISTERS},
+        **{**row.alone.fields, **(GROUPED_REGISTERS if row.q_tiles == 2 else {})},
         **fields,
     ).fitted()
 

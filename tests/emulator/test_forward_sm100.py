@@ -55,7 +55,7 @@ def exponentials(result) -> int:
 QUICK = [
     cell(q=1, k=1, head_dim=128),
     cell(q=257, k=129, head_dim=128),  # the second CTA has one query, and its second tile none
-    cell(q=130, k=300, kv_heads=2, group=2, batch=(2,), head_dim=128),
+    cell(q=130, k=300, kv_heads=2, group=2, batch=(2,)),
     cell(q=150, k=400, head_dim=128, softmax_scale=2.0),  # maxima grow by more than the threshold
     cell(q=60, k=130, head_dim=128, softmax_scale=-0.3),
     cell(q=300, k=270, causal=True, group=2, dtype="float16"),
@@ -68,8 +68,6 @@ QUICK = [
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=270, k=150, segments=3, bias="shared", kv_heads=2),
     cell(q=140, k=270, head_dim=256, causal=True),  # a pair, a query tile each
-    cell(q=70, k=150, head_dim=136, head_dim_v=200, kv_lengths=(140,)),  # a lone query tile
-    cell(q=300, k=270, head_dim=192, head_dim_v=128, dtype="float16"),
 ]
 
 
@@ -132,9 +130,7 @@ def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
     assert result.stats.total("tcgen05_flops") == 2 * 2 * tile * 128 * 8
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "k", "ctas", "mode"), [(64, 270, 2, "random"), (64, 100, 1, "early"), (128, 270, 2, "random")]
-)
+@pytest.mark.parametrize(("head_dim", "k", "ctas", "mode"), [(64, 100, 1, "early"), (128, 270, 2, "random")])
 def test_a_cta_may_compute_tile_after_tile(head_dim, k, ctas, mode):
     x, out, lse = emulate_persistent(cell(q=300, k=k, head_dim=head_dim, group=3), ctas, MODES[mode])
     assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)

@@ -32,7 +32,6 @@ SPECS = {
 CELLS = [
     ("sm_100a", 64, 64, "full"),
     ("sm_100a", 128, 128, "full"),
-    ("sm_100a", 128, 128, "causal"),
     ("sm_100a", 128, 128, "window"),
     ("sm_100a", 128, 128, "segments"),
     ("sm_100a", 128, 128, "scores"),
