@@ -192,17 +192,20 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.scheduler import Grid
     from .sm100.forward import ForwardSm100
+    from .sm100.packed import Extents, PackedSm100
     from .sm100.shared import ArrayRows
 
-    kernel = ForwardSm100(config)
-    ForwardSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = PackedSm100(config) if config.has_cu_seqlens else ForwardSm100(config)
+    kernel.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     q, k = _array(config, config.head_dim), _array(config, config.head_dim)
     v, pointers = _array(config, config.head_dim_v), _pointers(config)
     out = _array(config, config.head_dim_v)
     if not config.out_by_tma:
         out = ArrayRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
-    grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    grid: Any = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    if config.has_cu_seqlens:
+        grid = Extents(**grid._asdict(), schedule=pointers["q_schedule"])
     return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts
 
 

@@ -43,7 +43,7 @@ FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
-PACKED = ("sm_90a",)  # whose kernels take packed sequences
+PACKED = ("sm_90a", "sm_100a", "sm_103a")  # whose kernels take packed sequences
 GROUPED: dict[str, Callable[[AttentionSpec, int], GroupedSm100Config | None]] = {
     "sm_100a": functools.partial(sm100.grouped_forward, arch="sm_100a"),
     "sm_103a": functools.partial(sm100.grouped_forward, arch="sm_103a"),

@@ -13,9 +13,9 @@ from jax_fa4.configs.config import (
     SMEM_LIMIT,
     KernelConfig,
     round_up,
+    rows_of,
 )
-from jax_fa4.configs.decode import strides
-from jax_fa4.configs.params import Extent, KernelParam, PointerParam
+from jax_fa4.configs.params import Extent, KernelParam
 
 __all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "SmemPlan", "TmemMap"]
 
@@ -270,11 +270,6 @@ class ForwardSm100Config(KernelConfig):
         return 1
 
     @property
-    def clears_values(self) -> bool:
-        """Whether rows of V beyond a sequence come into shared memory, where they may be NaN."""
-        return self.has_kv_lengths
-
-    @property
     def threads(self) -> int:
         """Of a CTA."""
         return THREADS
@@ -343,7 +338,11 @@ class ForwardSm100Config(KernelConfig):
     def visits_differ(self) -> bool:
         """Whether some tile may visit other keys than the next one."""
         edges = self.has_left or self.has_right or self.has_segments
-        return edges or self.has_q_lengths or self.has_kv_lengths
+        return edges or self.has_q_lengths or self.has_kv_lengths or self.has_cu_seqlens
+
+    @property
+    def row_step(self) -> None:
+        """Tiles of packed sequences start at multiples of tile_m."""
 
     @property
     def kv_stage_bytes(self) -> int:
@@ -370,14 +369,16 @@ class ForwardSm100Config(KernelConfig):
 
     @property
     def params(self) -> tuple[KernelParam, ...]:
-        """The kernel's parameters, in order."""
+        """The kernel's parameters, in order; a schedule is the last."""
         if self.out_by_tma:
             return super().params
+        named = {param.name: param for param in super().params}
+        schedule = [param for name in ("q_schedule",) if (param := named.pop(name, None))]
         shape: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
-        address = PointerParam(name="out", dtype=self.dtype, dims=shape, pointee_align=16)
-        params: list[KernelParam] = list(super().params)
-        at = next(i for i, param in enumerate(params) if param.name == "out")
-        return (*params[:at], address, *strides("out"), *params[at + 1 :])
+        rows = {param.name: param for param in rows_of("out", self.dtype, shape)}
+        before = {name: named.pop(name) for name in ("q", "k", "v")}
+        others = {name: param for name, param in named.items() if name not in rows}
+        return (*before.values(), *rows.values(), *others.values(), *schedule)
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from jax_fa4.configs.params import Extent, KernelParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["common_specs", "feature_params", "fields_of", "first_that_fits", "has_known_dtypes"]
+__all__ = ["common_specs", "feature_params", "fields_of", "first_that_fits", "has_known_dtypes", "packs_with_others"]
 
 R = TypeVar("R")
 DTYPES = ("bfloat16", "float16")
@@ -19,6 +19,13 @@ BIASES = (None, "float32", "bfloat16", "float16")
 def has_known_dtypes(spec: AttentionSpec) -> bool:
     """Whether kernels take arrays of such types."""
     return spec.dtype in DTYPES and spec.bias_dtype in BIASES
+
+
+def packs_with_others(spec: AttentionSpec) -> bool:
+    """Whether packed sequences meet what a call with them can't have: elements or offsets of rows of the batch."""
+    mask = spec.mask
+    others = mask.has_segments or mask.has_dense or mask.has_q_offset or spec.bias_dtype is not None or spec.is_fused
+    return mask.has_cu_seqlens and others
 
 
 def fields_of(spec: AttentionSpec) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_fa4.configs.blackwell import TILE_N, TILE_ROWS, ForwardSm100Config
 from jax_fa4.configs.decode import CombineConfig
-from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes
+from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
 from jax_fa4.configs.grouped import GroupedSm100Config, lanes_copy
 from jax_fa4.spec import AttentionSpec
 
@@ -99,7 +99,7 @@ HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | None:
     """The forward kernel of a spec, or None where there is none."""
-    elsewhere = spec.has_batched_scalars or spec.mask.has_cu_seqlens or spec.page_size is not None
+    elsewhere = spec.has_batched_scalars or spec.page_size is not None or packs_with_others(spec)
     row = first_that_fits(FORWARD[arch], spec)
     if row is None or elsewhere or not has_known_dtypes(spec):
         return None
@@ -109,11 +109,17 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | 
         tile_m=row.q_tiles * TILE_ROWS,
         tile_n=TILE_N,
         kv_stages=MIN_STAGES,
+        out_by_tma=not spec.mask.has_cu_seqlens,
         **row.alone.fields,
         **fields_of(spec),
     )
     # a pair visits the keys that either CTA's queries see: where tiles differ, two tiles each would see too much
-    if row.pair and not config.has_kv_lengths and not (config.visits_differ and row.q_tiles == 2):
+    if (
+        row.pair
+        and not config.has_kv_lengths
+        and not config.has_cu_seqlens
+        and not (config.visits_differ and row.q_tiles == 2)
+    ):
         config = dataclasses.replace(config, cta_group=2, tile_m=2 * config.tile_m, **row.pair.fields)
     has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
     is_persistent = row.is_persistent and not config.visits_differ and not has_elements

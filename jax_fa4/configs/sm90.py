@@ -8,7 +8,7 @@ from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig, Config
 from jax_fa4.configs.backward_wide import BackwardWideConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import decode
-from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes
+from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
 from jax_fa4.spec import AttentionSpec
 
 __all__ = ["BACKWARD", "FORWARD", "all_configs", "backward", "forward"]
@@ -87,19 +87,12 @@ BACKWARD_OF_ELEMENTS = {
 
 def forward(spec: AttentionSpec) -> KernelConfig | None:
     """The forward kernel of a spec, or None where there is none."""
-    if not has_known_dtypes(spec) or _is_unknown(spec):
+    if not has_known_dtypes(spec) or packs_with_others(spec):
         return None
     row = _row(spec)
     if row is None:
         return None
     return KernelConfig(arch="sm_90a", kernel="forward", **fields_of(spec), **dataclasses.asdict(row))
-
-
-def _is_unknown(spec: AttentionSpec) -> bool:
-    """Whether packed sequences meet what a call with them can't have: elements or offsets of rows of the batch."""
-    mask = spec.mask
-    others = mask.has_segments or mask.has_dense or mask.has_q_offset or spec.bias_dtype is not None or spec.is_fused
-    return mask.has_cu_seqlens and others
 
 
 def _row(spec: AttentionSpec) -> Row | None:
@@ -117,7 +110,7 @@ def _row(spec: AttentionSpec) -> Row | None:
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
     """The backward kernels of a spec, or None where there are none."""
     is_wide = max(spec.head_dim, spec.head_dim_v) > NARROW_LIMIT
-    if not has_known_dtypes(spec) or _is_unknown(spec) or (is_wide and spec.mask.has_cu_seqlens):
+    if not has_known_dtypes(spec) or packs_with_others(spec) or (is_wide and spec.mask.has_cu_seqlens):
         return None
     has_elements = spec.has_softcap or spec.mask.has_dense or spec.bias_dtype is not None
     row = first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)

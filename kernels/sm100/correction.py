@@ -179,8 +179,8 @@ class Correction:
 
     def global_row(self, out: Any, work: Work, query: Int32, head: Int32 | int) -> GlobalRow | PartialRow:
         """Where a row lies in global memory; `head` counts from the tile's."""
-        start = out.row(work.tile.batch, query, work.tile.q_head + head)
-        return GlobalRow(self.config, start, query < work.grid.q_len)
+        start = out.row(work.tile.batch, work.q_begin + query, work.tile.q_head + head)
+        return GlobalRow(self.config, start, query < work.q_rows)
 
     def store_row(
         self, place: SmemRow | GlobalRow | PartialRow, address: Int32, factor: Float32, present: Boolean, empty: bool
@@ -193,7 +193,7 @@ class Correction:
                 loaded = ptx.tcgen05_ld(address + column, COLUMNS)
                 cute.arch.fence_view_async_tmem_load()
                 out = _scaled(loaded, factor)
-            if config.has_q_lengths:
+            if config.has_padding:
                 out = [Float32(cutlass.select_(present, value, Float32(0.0))) for value in out]
             place.store(column, out)
 
@@ -206,7 +206,7 @@ class Correction:
         """
         config, seq = self.config, work.seq
         seen = seq.kv_len - work.visit.first * config.tile_n
-        if seen < config.tile_n and seq.kv_len < work.grid.kv_len:
+        if seen < config.tile_n and seq.kv_len < work.kv_rows:
             wait(barriers.kv_full + 1, 0)
             words = cute.recast_tensor(in_slot(config, smem.v, Slot(Int32(1), Int32(0))), Int32)
             row_words = config.v_columns * config.element_bytes // 4

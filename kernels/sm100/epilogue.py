@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.tma import Corner, partition
+from ..core.tma import partition
 from .shared import Barriers, Maps, Smem, Work, arrive, wait
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Epilogue:
     @cute.jit
     def tile(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, tiles: Int32) -> Int32:
         """Waits: out.full. Signals: out.empty. Rows beyond q_len are not written. Returns tiles + 1."""
-        config, tile = self.config, work.tile
+        config = self.config
         assert smem.out is not None, "this warp stores O"
         for i in cutlass.range_constexpr(config.q_tiles):
             wait(barriers.out_full + i, work.round & 1)
-            corner = Corner(tile.m_block * config.tile_m + work.first_row(config, i), tile.q_head, tile.batch)
+            corner = work.of_queries(work.first_row(config, i))
             block = (config.map_rows, config.v_columns)
             source, destination = partition(maps.out, block, corner, smem.out[None, None, i])
             cute.copy(maps.out, source, destination)

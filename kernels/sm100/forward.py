@@ -43,7 +43,7 @@ from ..core import inputs as calls
 from ..core.bounds import Bounds
 from ..core.heads import Rows
 from ..core.inputs import Inputs
-from ..core.scheduler import Grid, SingleTile
+from ..core.scheduler import SingleTile
 from . import mma, schedule
 from .correction import Correction
 from .epilogue import Epilogue
@@ -78,7 +78,7 @@ class ForwardSm100:
             tile_n=config.tile_n,
             has_left=config.has_left,
             has_right=config.has_right,
-            has_padding=config.has_q_lengths,
+            has_padding=config.has_padding,
         )
         self.scheduler = SingleTile(
             tile_m=config.tile_m,
@@ -100,7 +100,7 @@ class ForwardSm100:
         out: cute.Tensor | ArrayRows,
         lse: cute.Pointer,
         inputs: Inputs,
-        grid: Grid,
+        grid: Any,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch), but `out` where TMA doesn't store it.
 

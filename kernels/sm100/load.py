@@ -51,12 +51,12 @@ class Load:
     @cute.jit
     def queries(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, i: cutlass.Constexpr) -> None:
         """Q tile `i`. Waits: q.empty[i]. Signals: q.full[i]."""
-        config, tile = self.config, work.tile
+        config = self.config
         if cutlass.const_expr(config.is_persistent):
             wait(barriers.q_empty + i, (work.filled & 1) ^ 1)  # the first round finds it empty
         full = barriers.q_full + i
         self.expect(full, config.q_bytes // config.q_tiles, work)
-        corner = Corner(tile.m_block * config.tile_m + work.first_row(config, i), tile.q_head, tile.batch)
+        corner = work.of_queries(work.first_row(config, i))
         fetch(maps.q, (config.map_rows, config.columns), corner, smem.q[None, None, i], full)
 
     def keys(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
@@ -97,8 +97,7 @@ class Load:
         self, atom: cute.CopyAtom, part: Part, target: cute.Tensor, full: cute.Pointer, work: Work, n_block: Int32
     ) -> None:
         """Starts the copy of one block."""
-        row = n_block * self.config.tile_n + part.first_row
-        corner = Corner(row, work.tile.kv_head, work.tile.batch, part.first_column)
+        corner = work.of_keys(n_block * self.config.tile_n + part.first_row, part.first_column)
         fetch(atom, (part.rows, part.columns), corner, target, full)
 
     @cute.jit

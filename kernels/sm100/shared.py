@@ -12,8 +12,10 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from ..core.bounds import Visit
 from ..core.heads import Rows
 from ..core.inputs import Inputs, Logits
+from ..core.packed import PackedTile
 from ..core.scheduler import Tile
 from ..core.seqlen import Sequence
+from ..core.tma import Corner
 from . import mma, ptx
 
 if TYPE_CHECKING:
@@ -176,10 +178,35 @@ class Work(NamedTuple):
     filled: Int32 = 0  # those of them that visit a key
     split: Int32 | None = None  # of the keys that the tile sees
     rank: Int32 | int = 0  # of the CTA among those that compute the tile
+    packed: PackedTile | None = None  # of packed sequences
 
     def first_row(self, config: ForwardSm100Config, i: int) -> Int32 | int:
         """Of the CTA's query tile `i`, among the tile's rows: a pair's CTAs have neighbouring ones."""
         return (i * config.cta_group + self.rank) * config.map_rows
+
+    @property
+    def q_begin(self) -> Int32 | int:
+        """Of the sequence, among the rows of q, out and lse."""
+        return 0 if self.packed is None else self.packed.begin
+
+    @property
+    def q_rows(self) -> Int32:
+        """Rows that have results, from the sequence's first on."""
+        return self.grid.q_len if self.packed is None else self.packed.room
+
+    def of_queries(self, row: Int32 | int) -> Corner:
+        """Where the tile's rows of q and out lie, from `row` on."""
+        return Corner(self.q_begin + (self.rows.first + row), self.tile.q_head, self.tile.batch)
+
+    def of_keys(self, key: Int32, column: Int32 | int = 0) -> Corner:
+        """Where keys lie in k and v, from `key` on."""
+        begin = 0 if self.packed is None else self.packed.other_begin
+        return Corner(begin + key, self.tile.kv_head, self.tile.batch, column)
+
+    @property
+    def kv_rows(self) -> Int32:
+        """Rows of k and v from the sequence's first on: what lies behind them is outside of the arrays."""
+        return self.grid.kv_len if self.packed is None else self.grid.kv_len - self.packed.other_begin
 
 
 def allocate(config: ForwardSm100Config, dtype: type[Numeric]) -> Smem:

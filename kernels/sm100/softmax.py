@@ -96,16 +96,16 @@ class Softmax:
             wait(barriers.total_empty + i, (work.round & 1) ^ 1)  # the factors of the tile before have been read
         smem.totals[row.thread, i] = factor
         arrive(barriers.total + i)
-        if cutlass.const_expr(self.config.has_q_lengths):
+        if cutlass.const_expr(self.config.has_padding):
             row_lse = Float32(cutlass.select_(query < work.seq.q_len, row_lse, -Float32.inf))
-        if query < grid.q_len:
+        if query < work.q_rows:
             element = cute.make_tensor(lse + self.lse_element(work, row), cute.make_layout(1))
             element[0] = row_lse
 
     def lse_element(self, work: Work, row: Row) -> Int64:
         """Where lse of a row lies in its array."""
         rows_before = (Int64(work.tile.batch) * work.grid.q_heads + row.q_head) * work.grid.q_len
-        return rows_before + row.place.rows[0]
+        return rows_before + (work.q_begin + row.place.rows[0])
 
     def row(self, work: Work, i: int) -> Row:
         """The calling thread's row, no key seen yet."""

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from jax_fa4.configs import all_configs, decode_config, forward_config
+from jax_fa4.configs import all_configs, decode_config, forward_config, query_schedule
 from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config
 from jax_fa4.configs.params import MapParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -201,7 +201,19 @@ def test_lanes_copy_pages_of_which_tensor_copies_would_take_too_little(page_size
             assert config.kv_stages >= config.blocks_ahead + 2 >= 3
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_a_cta_alone_stores_the_rows_of_a_packed_sequence(dims):
+    spec = AttentionSpec(
+        dtype="bfloat16", head_dim=dims[0], head_dim_v=dims[1], group=1, mask=MaskSpec(has_cu_seqlens=True)
+    )
+    config = forward_config(spec, "sm_100a")
+    assert (config.cta_group, config.is_persistent, config.out_by_tma, config.clears_values) == (1, False, False, True)
+    schedule = query_schedule(spec, config)
+    assert (schedule.tile_m, schedule.tile_n, schedule.row_step) == (config.tile_m, 128, None)
+    assert config.params[-1].name == "q_schedule"
+
+
 def test_features_without_a_kernel_have_none():
-    assert config_of(mask=MaskSpec(has_cu_seqlens=True)) is None
+    assert config_of(mask=MaskSpec(has_cu_seqlens=True, has_segments=True)) is None
     assert config_of(page_size=128) is None
     assert config_of(dtype="float32") is None

@@ -86,7 +86,7 @@ def test_what_the_table_calls_not_yet_has_none(change):
 def test_blackwell_has_the_kernels_that_the_text_names(arch, dims):
     plain = dataclasses.replace(PLAIN, head_dim=dims[0], head_dim_v=dims[1])
     paged = {"page_size": 16, "mask": MaskSpec(has_right=True, has_kv_lengths=True)}
-    options = [paged, *WITH_KERNEL]
+    options = [paged, PACKED, *WITH_KERNEL]
     assert [o for o in options if why_unsupported(dataclasses.replace(plain, **o), arch)] == []
 
 
