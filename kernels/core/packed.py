@@ -71,16 +71,12 @@ def num_slots(rows: Index, sequences: Index, tile_m: int) -> Index:
 
 def read_count(schedule: cute.Pointer) -> Int32:
     """How many tiles a schedule has."""
-    return cute.arch.make_warp_uniform(cute.make_tensor(schedule, cute.make_layout(1))[0])
+    return cute.make_tensor(schedule, cute.make_layout(1))[0]
 
 
 def read_tile(schedule: cute.Pointer, position: Index) -> PackedTile:
-    """The tile at a position of a schedule.
-
-    What a warp loads from memory could differ from lane to lane, as far as the compiler knows: without being told, it
-    guards every wgmma of the loops that depend on it (81 of 568 instructions a block of keys at d128).
-    """
+    """The tile at a position of a schedule."""
     half = FIELDS // 2
     first = schedule + (position + 1) * FIELDS
     parts = [cute.make_tensor((first + half * i).align(16), cute.make_layout(half)).load() for i in range(2)]
-    return PackedTile(*(cute.arch.make_warp_uniform(part[i]) for part in parts for i in range(half)))
+    return PackedTile(*(part[i] for part in parts for i in range(half)))

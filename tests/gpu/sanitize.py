@@ -76,6 +76,29 @@ def paged(page_size, q, lengths=(0, 65, 333)):
     close(lse, exact.lse)
 
 
+def packed(head_dim, deterministic):
+    """Sequences that end within a tile, and rows of none; the last row of every array belongs to one."""
+    rng, dtype = np.random.default_rng(0), testing.np_dtype("bfloat16")
+    shapes = {"q": (391, 2, head_dim), "k": (391, 1, head_dim), "v": (391, 1, head_dim)}
+    x = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    x |= {"cu_seqlens_q": np.array([3, 3, 130, 194, 391], np.int32), "causal": True}
+    offsets = jnp.asarray(x["cu_seqlens_q"])
+
+    def call(qkv):
+        options = {"causal": True, "deterministic": deterministic, "return_lse": True, "implementation": "kernel"}
+        return jax_fa4.attention_varlen(**qkv, cu_seqlens_q=offsets, **options)
+
+    (out, lse), pullback = jax.vjp(call, {name: jnp.asarray(x[name]) for name in "qkv"})
+    exact = testing.attention_varlen(x)
+    close(out, exact.out)
+    close(lse, exact.lse)
+    (got,) = pullback((jnp.ones_like(out), jnp.zeros_like(lse)))
+    exact = testing.gradients_varlen(x, np.ones(out.shape), np.zeros(lse.shape))
+    for name in "qkv":
+        scale = max(np.abs(exact[name]).max(), 1)
+        close(np.asarray(got[name], np.float64) / scale, exact[name] / scale)
+
+
 SMALL = {"batch": (1,), "kv_heads": 1, "group": 2, "dtype": "bfloat16"}
 for head_dim, causal, (q, k) in itertools.product((64, 128), (False, True), LENGTHS):
     cell = Cell(**SMALL, q=q, k=k, head_dim=head_dim, causal=causal)
@@ -94,4 +117,6 @@ for feature, q in itertools.product(DECODE, (1, 3)):
     forward(Cell(**{**SMALL, "batch": (2,), "q": q, "k": 1031, "head_dim": 128, "group": 3, **feature}))
 for page_size, q in ((1, 1), (16, 3), (80, 40)):
     paged(page_size, q)
+for head_dim, deterministic in itertools.product((64, 128), (False, True)):
+    packed(head_dim, deterministic)
 print("done")  # noqa: T201
