@@ -9,6 +9,9 @@ import pytest
 from jax_fa4.configs import all_configs, decode_config, forward_config, query_schedule
 from jax_fa4.configs.blackwell import ROLES, SMEM_LIMIT, ForwardSm100Config
 from jax_fa4.configs.params import MapParam
+from jax_fa4.plan import forward
+from jax_fa4.plan.bind import Kernel
+from jax_fa4.plan.expr import evaluate
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 ARCHS = ("sm_100a", "sm_103a")
@@ -217,3 +220,22 @@ def test_features_without_a_kernel_have_none():
     assert config_of(mask=MaskSpec(has_cu_seqlens=True, has_segments=True)) is None
     assert config_of(page_size=128) is None
     assert config_of(dtype="float32") is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "mask", "multiprocessors", "grid"),
+    [
+        ((128, 128), FULL, 148, 148),  # 16 heads of 16 tiles of 512 queries, as many pairs as have room
+        ((128, 128), FULL, 1000, 2 * 256),
+        ((64, 64), FULL, 148, 148),
+        ((128, 128), CAUSAL, 148, 16 * 32),
+        ((256, 256), CAUSAL, 148, 2 * 16 * 32),
+    ],
+)
+def test_a_plan_launches_the_ctas_of_its_schedule(dims, mask, multiprocessors, grid):
+    config = config_of(*dims, mask=mask)
+    (launch,) = forward.forward(config, [Kernel("0" * 64, "kernel")], "BTNH").launches
+    q, k, v = (2, 2, 8000, 4, dims[0]), (2, 2, 500, dims[0]), (2, 2, 500, dims[1])
+    shapes = (q, k, v, (), (*q[:-1], dims[1]), (2, 2, 4, 8000))
+    assert launch.cluster == (config.cta_group, 1, 1)
+    assert evaluate(launch.grid[0], shapes, multiprocessors) == grid
