@@ -32,12 +32,14 @@ from jax_fa4.bench.report import from_json
 from jax_fa4.bench.run import Row
 from jax_fa4.configs import BackwardConfig, KernelConfig
 from jax_fa4.configs.blackwell import ForwardSm100Config
+from jax_fa4.configs.config import MMA_COLUMNS
 from jax_fa4.cubins import get
 from jax_fa4.cubins.report import Resources, resources_of
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64
+WARPGROUPS = 2  # consumers of a backward
 LANES = 32
 FLOAT32 = {"FFMA": 1, "FADD": 1, "FMUL": 1, "FFMA2": 2, "FADD2": 2, "FMUL2": 2}  # slots of the float32 units, by opcode
 
@@ -160,24 +162,22 @@ def forward_step_sm100(config: ForwardSm100Config, resources: Resources, machine
 
 
 def backward_step(config: BackwardConfig, resources: Resources, machine: Machine) -> Step:
-    """tile_m queries by tile_n keys: five products, of which a CTA computes two whole and its part of the others.
+    """tile_m queries by a CTA's share of tile_n keys: five products.
 
-    ds goes through shared memory. dq is added to global memory from registers.
+    ds and dq leave through shared memory, dq in float32. The traffic of CTAs that share a tile of keys is that of one.
     """
     m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
-    d_part, dv_part, warpgroups = config.part_columns, config.v_part_columns, config.warpgroups
+    dk, dv_columns, warpgroups, ctas = config.dk_columns, config.dv_columns, WARPGROUPS, config.key_ctas
     scores = n * (d + dv) + warpgroups * m * (d + dv)  # k and v by rows; q and dout whole
-    gradients = warpgroups * m * (d_part + dv_part)  # p and ds come from registers
-    if config.parts == 1:  # ds by rows, with all of k
-        dq = m * n + m // WARPGROUP_ROWS * n * d
-    else:  # 64 columns of k a warpgroup, with all of ds
-        dq = warpgroups * (WARPGROUP_ROWS + m) * n
-    moved = m * (d + dv) + m * n  # q and dout arrive, ds is written
+    gradients = warpgroups * m * (dk + dv_columns) + m * n  # p comes from registers, ds by rows
+    dq = m * n + m // WARPGROUP_ROWS * n * d  # ds by rows, with all of k
+    moved = m * (d + dv) + m * n + config.dq_bytes  # q and dout arrive, ds is written, dq written and read
+    depth = MMA_COLUMNS * (config.k_steps + config.v_steps)
     return Step(
-        tensor=2 * m * n * (d + dv + 2 * d_part + dv_part) / machine.tensor_flop,
-        exponentials=m * n / machine.exponentials,
-        smem=2 * (scores + gradients + dq + moved) / machine.smem_bytes,
-        **instruction_clocks([lean_loop(resources, warpgroups * WARPGROUP_WARPS, m * n)], machine),
+        tensor=2 * m * n * (depth + d + dk + dv_columns) / ctas / machine.tensor_flop,
+        exponentials=m * n / ctas / machine.exponentials,
+        smem=2 * (scores + gradients + dq + moved) / ctas / machine.smem_bytes,
+        **instruction_clocks([lean_loop(resources, warpgroups * WARPGROUP_WARPS, m * n // ctas)], machine),
     )
 
 
@@ -242,7 +242,7 @@ def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Pr
         step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
         group, ctas = cell.q_heads // cell.kv_heads, 1
         of_head = [group * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
-        counts = of_head * (cell.batch * cell.kv_heads * backward.parts)
+        counts = of_head * (cell.batch * cell.kv_heads * backward.key_ctas)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:

@@ -134,11 +134,13 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Packed, Rows
+    from .sm90.backward import BackwardSm90, Rows
+    from .sm90.backward_packed import BackwardPackedSm90, Packed
     from .sm90.backward_wide import BackwardWideSm90
     from .sm90.rows import GlobalRows
 
-    implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90
+    narrow = BackwardPackedSm90 if config.has_cu_seqlens else BackwardSm90
+    implementation: Any = BackwardWideSm90 if config.is_wide else narrow
     kernel = implementation(config)
     implementation.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     d, e = config.head_dim, config.head_dim_v

@@ -93,11 +93,6 @@ class TileConfig:
         return 2 if self.is_wide else 1
 
     @property
-    def sums_columns(self) -> bool:
-        """Whether a warpgroup sums 64 columns of a tile of dq, transposed, instead of 64 of its rows."""
-        return self.is_wide
-
-    @property
     def dq_parts(self) -> int:
         """Parts of a tile of dq: one for each warpgroup of each of the CTAs that share a tile of keys."""
         return WARPGROUPS * self.key_ctas
@@ -118,25 +113,54 @@ class TileConfig:
 
     @property
     def parts(self) -> int:
+        """CTAs that share the columns of dk and dv."""
         return 1
 
     @property
     def part_columns(self) -> int:
+        """Of dk, in a CTA."""
         return self.columns
 
     @property
     def v_part_columns(self) -> int:
+        """Of dv, in a CTA."""
         return self.v_columns
 
     @property
+    def sums_columns(self) -> bool:
+        """Whether a warpgroup sums 64 columns of a tile of dq, transposed, instead of 64 of its rows."""
+        return self.is_wide
+
+    @property
+    def sums_tiles(self) -> bool:
+        """Whether dq is summed in tiles, not in rows: a tile of a packed sequence begins anywhere."""
+        return not self.has_cu_seqlens
+
+    @property
     def sum_columns(self) -> int:
-        """Of dq_sum: head_dim, padded to what neighbouring threads add side by side, or to whole slabs."""
-        return round_up(self.head_dim, self.slab if self.sums_columns else MMA_COLUMNS)
+        """Of a row of dq's sum: head_dim, padded to what neighbouring threads add side by side or warpgroups sum."""
+        if self.is_wide:
+            return round_up(self.head_dim, self.slab)
+        return self.head_dim if self.sums_tiles else round_up(self.head_dim, MMA_COLUMNS)
+
+    @property
+    def dq_tile_floats(self) -> int:
+        """Of one tile of queries in dq_sum."""
+        return self.tile_m * self.sum_columns
+
+    @property
+    def dq_part_floats(self) -> int:
+        """Of a warpgroup's part of that: 64 queries, of a tile of no more 64 columns, cut where head_dim ends."""
+        return WARPGROUP_ROWS * (self.slab if self.tile_m == WARPGROUP_ROWS else self.sum_columns)
 
     @property
     def dq_sum(self) -> PointerParam:
-        """The float32 array that dq is summed in: rows, or whole tiles in the order of the threads' registers."""
-        name, rows = ("dq_tiles", "padded_q_len") if self.sums_columns else ("dq_sum", "q_len")
+        """The float32 array that dq is summed in: rows, or tiles in the order of the threads' registers.
+
+        Of a tile, slabs of 64 queries follow each other; of a slab, blocks of eight columns; of a block, the threads of
+        a warpgroup; of a thread, its two columns of one query, then of that eight rows below.
+        """
+        name, rows = ("dq_tiles", "padded_q_len") if self.sums_tiles else ("dq_sum", "q_len")
         dims: tuple[Extent, ...] = ("batch", "q_heads", rows, "sum_columns")  # type: ignore[assignment]
         return PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16)
 
@@ -223,9 +247,14 @@ class PostprocessConfig(TileConfig):
     kernel: Literal["postprocess"] = "postprocess"
 
     @property
+    def smem_columns(self) -> int:
+        """Of a tile of dq in shared memory: whole slabs."""
+        return round_up(self.head_dim, self.slab)
+
+    @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_{self.dims}"
+        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_{self.dims}" + "_cu_seqlens" * self.has_cu_seqlens
 
     @property
     def threads(self) -> int:
@@ -235,7 +264,7 @@ class PostprocessConfig(TileConfig):
     @property
     def smem_bytes(self) -> int:
         """The tile of dq."""
-        return self.q_bytes
+        return self.tile_m * self.smem_columns * self.element_bytes
 
     @property
     def params(self) -> tuple[KernelParam, ...]:
@@ -321,7 +350,7 @@ class BackwardConfig(TileConfig):
     def postprocess(self) -> PostprocessConfig:
         """The kernel that runs after."""
         # it adds nothing, and knows no sequences
-        return PostprocessConfig(**{**self._shared(), "deterministic": False, "has_cu_seqlens": False})
+        return PostprocessConfig(**{**self._shared(), "deterministic": False})
 
     @property
     def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
@@ -353,6 +382,26 @@ class BackwardConfig(TileConfig):
         """A consumer thread gets so many: an equal part of what the producer leaves."""
         left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // WARPGROUPS
         return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
+
+    @property
+    def k_steps(self) -> int:
+        """Of MMA_COLUMNS, over the head dim that q and k share."""
+        return -(-self.head_dim // MMA_COLUMNS)
+
+    @property
+    def v_steps(self) -> int:
+        """Likewise of v and dout."""
+        return -(-self.head_dim_v // MMA_COLUMNS)
+
+    @property
+    def dk_columns(self) -> int:
+        """Of dk in registers: without padding."""
+        return self.k_steps * MMA_COLUMNS
+
+    @property
+    def dv_columns(self) -> int:
+        """Likewise of dv."""
+        return self.v_steps * MMA_COLUMNS
 
     @property
     def weights_late(self) -> bool:
@@ -393,6 +442,11 @@ class BackwardConfig(TileConfig):
         return self.tile_m * self.tile_n * self.element_bytes
 
     @property
+    def dq_bytes(self) -> int:
+        """Of a tile of dq in float32, if it leaves through shared memory."""
+        return 0 if self.has_cu_seqlens else WARPGROUPS * self.dq_part_floats * FLOAT_BYTES
+
+    @property
     def barrier_bytes(self) -> int:
         """A full and an empty barrier for k, for v and for each stage of both rings."""
         return 2 * (2 + self.q_stages + self.dout_stages) * MBARRIER_BYTES
@@ -401,7 +455,8 @@ class BackwardConfig(TileConfig):
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         rings = self.q_stages * (self.q_bytes + self.row_bytes) + self.dout_stages * (self.dout_bytes + self.row_bytes)
-        return self.k_bytes + self.v_bytes + rings + self.ds_stages * self.ds_bytes + self.barrier_bytes
+        tiles = self.k_bytes + self.v_bytes + self.ds_stages * self.ds_bytes + self.dq_bytes
+        return tiles + rings + self.barrier_bytes
 
     @property
     def has_padding(self) -> bool:
@@ -445,7 +500,7 @@ class BackwardConfig(TileConfig):
     @property
     def _elements_a_row(self) -> int:
         """Of dk, dv, p and dp."""
-        return self.part_columns + self.v_part_columns + 2 * self.tile_m
+        return self.dk_columns + self.dv_columns + 2 * self.tile_m
 
     def _registers(self, elements_a_row: int) -> int:
         """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""

@@ -102,6 +102,11 @@ class BackwardWideConfig(BackwardConfig):
         return self.cluster_ctas * self.tile_m * WARPGROUP_ROWS * self.element_bytes
 
     @property
+    def dq_bytes(self) -> int:
+        """Dq is added from registers."""
+        return 0
+
+    @property
     def barrier_bytes(self) -> int:
         """A full and an empty barrier for k, for v and for each stage of q, of dout and of ds."""
         return 2 * (2 + self.q_stages + self.dout_stages + self.ds_stages) * MBARRIER_BYTES

@@ -77,14 +77,14 @@ DENSE_AND_SOFTCAP = {
 # Head dims beyond 128, against an earlier scheme in which two CTAs computed the same weights (H200, full and causal):
 # d256 1.28 and 1.23 at 1k, 1.43 and 1.38 at 4k, 1.46 and 1.42 at 16k; d192 1.60 and 1.58; (192, 128) 1.40 and 1.41.
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
-    (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
-    (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
+    (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
     (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
 # Scores with a cap, a byte or a bias need registers, which a smaller tile of queries has, though it pads head dims.
 BACKWARD_OF_ELEMENTS = {
-    (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=2),
+    (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
     (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
@@ -124,6 +124,8 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
     kind = BackwardWideConfig if is_wide else BackwardConfig
+    if spec.mask.has_cu_seqlens:
+        row = dataclasses.replace(row, q_stages=2)  # a third would have no use: Q is free before dS is made
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 

@@ -264,7 +264,7 @@ def _backward(
     sum_name = configs[0].dq_sum.name
     results = {
         **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
-        sum_name: ((*rows[:-1], padded if configs[0].sums_columns else t, configs[0].sum_columns), "float32"),
+        sum_name: ((*rows[:-1], padded if configs[0].sums_tiles else t, configs[0].sum_columns), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }

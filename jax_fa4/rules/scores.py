@@ -14,9 +14,8 @@ __all__ = ["delta_of", "of_scale", "of_sinks"]
 
 def of_scale(x: Operands, dq_sum: jax.Array, config: BackwardConfig) -> jax.Array:
     """[] from dq before it is scaled, float32 in the order in which the kernels of `config` add it."""
-    rows = (*dq_sum.shape[:-2], x.q.shape[-3])
-    dq = (_from_tiles(dq_sum) if config.sums_columns else _from_rows(dq_sum))[..., : x.q.shape[-3], : x.q.shape[-1]]
-    q = query_heads(x.q, rows[-2]).swapaxes(-2, -3).astype(dq.dtype)
+    dq = (_from_tiles(dq_sum) if config.sums_tiles else _from_rows(dq_sum))[..., : x.q.shape[-3], : x.q.shape[-1]]
+    q = query_heads(x.q, dq_sum.shape[-3]).swapaxes(-2, -3).astype(dq.dtype)
     terms = jnp.where(dq == 0, 0, dq * q)  # a query that sees no key may be NaN
     return terms.sum().astype(x.softmax_scale.dtype)
 
@@ -27,15 +26,16 @@ def _from_rows(dq_sum: jax.Array) -> jax.Array:
     return jnp.swapaxes(dq_sum.reshape(*rows, columns // 16, 4, 2, 2), -3, -2).reshape(*rows, columns)
 
 
-def _from_tiles(dq_tiles: jax.Array) -> jax.Array:
-    """[*B, K, G, P, W], a tile of 64 queries of which is [slab s, j, warp w, l, t, h, p]: query 16 w + 8 h + l, column
-    64 s + 8 j + 2 t + p.
+def _from_tiles(dq_sum: jax.Array) -> jax.Array:
+    """[*B, K, G, P, W] from tiles of slabs of 64 queries of blocks j of [warp w, l, t, h, p].
+
+    That is query 16 w + 8 h + l, column 8 j + 2 t + p of a slab.
     """
-    *heads, padded, columns = dq_tiles.shape
-    tiles = dq_tiles.reshape(*heads, padded // 64, columns // 64, 8, 4, 8, 4, 2, 2)
-    order = [0, 3, 6, 4, 1, 2, 5, 7]  # tile, w, h, l, s, j, t, p
+    *heads, padded, columns = dq_sum.shape
+    slabs = dq_sum.reshape(*heads, padded // 64, columns // 8, 4, 8, 4, 2, 2)
+    order = [0, 2, 5, 3, 1, 4, 6]  # slab, w, h, l, j, t, p
     lead = len(heads)
-    return tiles.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
+    return slabs.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
 
 
 def delta_of(out: jax.Array, dout: jax.Array, dlse: jax.Array) -> jax.Array:

@@ -22,6 +22,8 @@ class NamedBarrierId(enum.IntEnum):
     STORE = 4
     CLEAR = 7
     ORDER = 8
+    DQ_FULL = 8
+    DQ_EMPTY = 10
     WEIGHTS = 11
 
 

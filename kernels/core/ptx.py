@@ -8,8 +8,10 @@ LOADS = {8: ("u8", "h", Int16), 16: ("b16", "h", Int16), 32: ("b32", "r", Int32)
 
 __all__ = [
     "arrive_at",
+    "bulk_add",
     "copy_to_peer",
     "cvt_pair",
+    "here",
     "ld_acquire",
     "ld_global",
     "ld_shared_v2",
@@ -54,6 +56,19 @@ def copy_to_peer(target: Int32, source: Int32, size: int, barrier: cute.Pointer,
     )
 
 
+def bulk_add(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+    """cp.reduce.async.bulk: adds `size` bytes of floats in smem to global memory; it joins the thread's bulk group."""
+    llvm.inline_asm(
+        None,
+        [target.toint().ir_value(), source.toint().ir_value()],
+        f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {size};",
+        "l,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
     """cvt.rn.{bf16x2,f16x2}.f32: two floats rounded to 16 bit, `low` in the lower half (PTX ISA, cvt).
 
@@ -70,6 +85,20 @@ def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
     return Int32(packed)
+
+
+def here(value: Int32) -> Int32:
+    """The same number, not known earlier: the compiler would else compute what follows from it long before its use."""
+    moved = llvm.inline_asm(
+        Int32.mlir_type,
+        [value.ir_value()],
+        "mov.b32 $0, $1;",
+        "=r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Int32(moved)
 
 
 def ld_acquire(pointer: cute.Pointer) -> Int32:
@@ -169,13 +198,17 @@ def red_release_inc(pointer: cute.Pointer) -> None:
     )
 
 
-def st_shared_v4(address: Int32, words: tuple[Int32, ...]) -> None:
-    """st.shared.v4.b32: four words to a shared address that is a multiple of 16."""
+def st_shared_v4(address: Int32, words: tuple[Int32 | Float32, ...], offset: int = 0) -> None:
+    """st.shared.v4.b32: four words, `offset` bytes behind a shared address that is a multiple of 16.
+
+    An offset of its own: the compiler would else keep an address in a register for each of a row of stores.
+    """
+    letter = "f" if isinstance(words[0], Float32) else "r"
     llvm.inline_asm(
         None,
         [address.ir_value(), *(word.ir_value() for word in words)],
-        "st.shared.v4.b32 [$0], {$1, $2, $3, $4};",
-        "r,r,r,r,r,~{memory}",
+        f"st.shared.v4.b32 [$0+{offset}], {{$1, $2, $3, $4}};",
+        f"r,{letter},{letter},{letter},{letter},~{{memory}}",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

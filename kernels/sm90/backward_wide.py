@@ -36,7 +36,7 @@ W is P, times the cap's slope if there is one, in 16 bit. It lies where dS will:
 overwrites. A CTA copies its dS into the other's shared memory; with one stage of dS that exchange is what a tile waits
 for. Query tiles are visited downwards; each CTA loads half of the slabs of Q and dO for both.
 
-Parameters as of `BackwardSm90`, with dq_tiles, and boxes of tile_m = 64 rows. Grid (ceil(kv_len / tile_n) * kv_heads *
+Parameters as of `BackwardSm90`, with boxes of tile_m = 64 rows. Grid (ceil(kv_len / tile_n) * kv_heads *
 batch * 2, 1, 1), block (threads, 1, 1), cluster (2, 1, 1). With q_len = 0 nothing is copied through the maps of q and
 dout.
 """

@@ -96,9 +96,14 @@ def _mma(
     return cute.make_tiled_mma(op)
 
 
-def batch(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, *, accumulate: bool) -> None:
-    """Issues acc (+)= a b as one commit group of wgmma; `a` and `b` are fragments (MMA, 1, K)."""
-    for k in range(cute.size(a, mode=[2])):
+def batch(
+    mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, *, accumulate: bool, steps: int | None = None
+) -> None:
+    """Issues acc (+)= a b as one commit group of wgmma; `a` and `b` are fragments (MMA, 1, K).
+
+    `steps`: of K_EXTENT elements, if fewer than the fragments have.
+    """
+    for k in range(cute.size(a, mode=[2]) if steps is None else steps):
         mma.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
     warpgroup.commit_group()

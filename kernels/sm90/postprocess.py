@@ -15,6 +15,7 @@ Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (128, 1, 1).
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import cutlass
@@ -40,7 +41,7 @@ class PostprocessSm90:
 
     def __init__(self, config: PostprocessConfig) -> None:
         self.config = config
-        self.columns = config.sum_columns if config.sums_columns else config.columns  # of a tile in smem
+        self.columns = config.smem_columns
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
 
     @cute.jit
@@ -69,8 +70,8 @@ class PostprocessSm90:
         head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
         m_block = cute.arch.block_idx()[0] - head * m_blocks
 
-        if cutlass.const_expr(config.sums_columns):
-            self.turn_tile(dq_sum + Int64(cute.arch.block_idx()[0]) * (config.tile_m * config.sum_columns), tile, scale)
+        if cutlass.const_expr(config.sums_tiles):
+            self.turn_tile(dq_sum + Int64(cute.arch.block_idx()[0]) * config.dq_tile_floats, tile, scale)
         else:
             self.turn_rows(dq_sum, tile, scale, head, m_block, q_len)
 
@@ -94,9 +95,9 @@ class PostprocessSm90:
         first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
         rows = q_len - m_block * config.tile_m
         thread = cute.arch.thread_idx()[0]
-        for i in cutlass.range_constexpr(config.tile_m * config.columns // VECTOR // config.threads):
+        for i in cutlass.range_constexpr(config.tile_m * self.columns // VECTOR // config.threads):
             offset = (i * config.threads + thread) * VECTOR
-            row, place = offset // config.columns, offset % config.columns
+            row, place = offset // self.columns, offset % self.columns
             column = place // 16 * 16 + place % 16 // 2
             values = cute.make_rmem_tensor(VECTOR, Float32)
             values.fill(0.0)
@@ -110,17 +111,27 @@ class PostprocessSm90:
                 pair = tile.iterator + mma.swizzled(row, column + 8 * half, config.tile_m)
                 cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
 
-    @cute.jit
     def turn_tile(self, dq_tile: cute.Pointer, tile: cute.Tensor, scale: Float32) -> None:
-        """A tile in the order of the main kernel's registers (`BackwardWideSm90.add_slab`) to smem, scaled, rounded."""
+        """A tile to smem, scaled and rounded."""
         config, thread = self.config, cute.arch.thread_idx()[0]
         warp, lane = thread // 32, thread % 32
-        blocks = SLAB // 8
-        for i in cutlass.range_constexpr(config.sum_columns // SLAB * blocks):
-            source = cute.make_tensor((dq_tile + (i * WARPGROUP + thread) * VECTOR).align(16), cute.make_layout(VECTOR))
+        slabs = config.tile_m // SLAB  # of queries
+        blocks = config.sum_columns // 8
+        for slab, block in itertools.product(range(slabs), range(config.smem_columns // 8)):
             rounded = cute.make_rmem_tensor((2, 2), self.dtype)
-            rounded.store((source.load() * scale).to(self.dtype).reshape((2, 2)))
-            for half in cutlass.range_constexpr(2):
-                row, column = 16 * warp + lane // 4 + 8 * half, 8 * i + 2 * (lane % 4)
-                pair = tile.iterator + mma.swizzled(row, column, config.tile_m)
+            if block < blocks:
+                rounded.store(self.rounded(dq_tile, slab * blocks + block, scale).load())
+            else:
+                rounded.fill(0.0)  # beyond head_dim
+            row, column = slab * SLAB + 16 * warp + lane // 4, block * 8 + 2 * (lane % 4)
+            for half in range(2):
+                pair = tile.iterator + mma.swizzled(row + 8 * half, column, config.tile_m)
                 cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
+
+    def rounded(self, dq_tile: cute.Pointer, block: int, scale: Float32) -> cute.Tensor:
+        """(2, 2): the thread's floats of a block of eight columns, in its first query, then in its second."""
+        place = dq_tile + (block * WARPGROUP + cute.arch.thread_idx()[0]) * VECTOR
+        source = cute.make_tensor(place.align(16), cute.make_layout(VECTOR))
+        rounded = cute.make_rmem_tensor((2, 2), self.dtype)
+        rounded.store((source.load() * scale).to(self.dtype).reshape((2, 2)))
+        return rounded

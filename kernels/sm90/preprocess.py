@@ -172,8 +172,8 @@ class PreprocessSm90:
     def clear(self, dq_sum: cute.Pointer, head: Int32, rows: Rows, q_len: Int32) -> None:
         """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
         config = self.config
-        padded = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_columns else q_len
-        end = padded if config.sums_columns else rows.room
+        padded = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_tiles else q_len
+        end = padded if config.sums_tiles else rows.room
         first = (Int64(head) * padded + (rows.begin + rows.first)) * config.sum_columns
         count = cutlass.min(end - rows.first, config.tile_m) * config.sum_columns
         zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)

@@ -57,11 +57,11 @@ def test_a_backward_step_has_five_products(model, h200):
     assert step.exponentials == config.tile_m * config.tile_n / 16
 
 
-def test_two_ctas_that_share_a_tile_both_compute_its_weights(model, h200):
+def test_two_ctas_that_share_a_tile_compute_no_product_twice(model, h200):
     config = configs.backward_config(spec(256), "sm_90a")
     step = model.backward_step(config, resources({"MUFU": 16}), h200)
-    assert config.parts == 2
-    assert step.tensor == 2 * config.tile_m * config.tile_n * (2 * 256 + 3 * 128) / 4096
+    assert config.key_ctas == 2
+    assert step.tensor == 5 * 2 * config.tile_m * config.tile_n * 256 / 2 / 4096
 
 
 def test_the_loop_without_masks_counts_and_an_unrolled_one_by_half(model, h200):

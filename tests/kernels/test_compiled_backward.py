@@ -47,9 +47,9 @@ def test_nothing_spills(spec):
 def test_every_product_is_a_wgmma_and_none_is_issued_twice(spec):
     """Five products in the loop of each span, and once more in the steps before and behind the loops."""
     config = config_of(spec)
-    scores, gradients, queries = config.columns + config.v_columns, 2 * config.tile_m, config.tile_n
+    scores, gradients, queries = config.k_steps + config.v_steps, 2 * config.tile_m // 16, config.tile_n // 16
     loops = 1 + config.has_left + config.has_right
-    expected = (1 + loops) * (scores + gradients + queries) // 16
+    expected = (1 + loops) * (scores + gradients + queries)
     if config.is_wide:
         expected = wide_products(config, loops)
     assert resources(spec).count("HGMMA") == expected

@@ -108,7 +108,7 @@ def test_every_pair_of_head_dims_has_backward_kernels(extra):
         ({"tile_m": 96}, "tile_m must be 64 or 128, got 96"),
         ({"tile_m": 128}, "tile_m=128 has room for head_dim 64, got 128"),
         ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 256, got 100"),
-        ({"q_stages": 4, "dout_stages": 5}, "q_stages=4, dout_stages=5 need 248240 bytes of smem, 232448 exist"),
+        ({"q_stages": 4, "dout_stages": 5}, "q_stages=4, dout_stages=5 need 281008 bytes of smem, 232448 exist"),
     ],
     ids=["tile", "room", "dim", "smem"],
 )
@@ -130,7 +130,6 @@ def test_a_deterministic_backward_counts_turns_and_visits_every_tile():
 def test_two_ctas_share_the_keys_of_wide_heads(head_dims, ctas):
     config = backward_config(spec(*head_dims), "sm_90a")
     assert config.cluster_ctas == ctas
-    assert config.dq_sum.dims[2] == ("padded_q_len" if ctas == 2 else "q_len")
 
 
 @pytest.mark.parametrize("head_dims", [(192, 192), (256, 256)], ids=str)
