@@ -53,7 +53,9 @@ def assert_exact(got, exact, rough, dtype: str, factor: int) -> None:
     assert error <= testing.error_bound(exact.out, rough.out, dtype, factor)
     seen = np.isfinite(exact.lse)
     assert np.array_equal(np.isfinite(got.lse), seen)
-    assert np.abs(got.lse[seen] - exact.lse[seen]).max(initial=0) <= 1e-5 * max(1, np.abs(exact.lse[seen]).max())
+    assert np.abs(got.lse[seen] - exact.lse[seen]).max(initial=0) <= 1e-5 * max(
+        1, np.abs(exact.lse[seen]).max(initial=0)
+    )
 
 
 def assert_same_bits(got, expected) -> None:
