@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+KERNEL_TESTS := $(addprefix tests/,cubins emulator ffi kernels)
 SOURCES := $(shell find jax_fa4 kernels emulator ffi cmake -type f -not -name '*.pyc' -not -name '_ffi.so' 2>/dev/null) \
            $(wildcard CMakeLists.txt) pyproject.toml README.md LICENSE
 
@@ -22,20 +23,20 @@ endif
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-emulator test-rest lint links clean
+.PHONY: demo test test-kernels test-calls lint links clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/train_char_lm.py
 
-# Two halves of about the same length, side by side; each prints when it ends.
+# Kernels and what runs them, beside calls in JAX: about as long as each other; each prints when it ends.
 test: $(VENV)/.test
-	$(MAKE) --jobs=2 --output-sync=target --keep-going test-emulator test-rest
+	$(MAKE) --jobs=2 --output-sync=target --keep-going test-kernels test-calls
 
-test-emulator: $(VENV)/.test
-	$(BIN)/pytest $(PYTEST_ARGS) tests/emulator
+test-kernels: $(VENV)/.test
+	$(BIN)/pytest $(PYTEST_ARGS) $(KERNEL_TESTS)
 
-test-rest: $(VENV)/.test
-	$(BIN)/pytest $(PYTEST_ARGS) --ignore=tests/emulator
+test-calls: $(VENV)/.test
+	$(BIN)/pytest $(PYTEST_ARGS) $(KERNEL_TESTS:%=--ignore=%)
 
 lint: $(VENV)/.test links
 	$(BIN)/ruff check .
