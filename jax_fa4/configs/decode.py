@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
@@ -46,6 +46,17 @@ class CombineConfig:
     head_dim_v: int
     has_q_lengths: bool = False
     has_sinks: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> CombineConfig:
+        """What merges the splits of a config's kernel."""
+        return cls(
+            arch=config.arch,
+            dtype=config.dtype,
+            head_dim_v=config.head_dim_v,
+            has_q_lengths=config.has_q_lengths,
+            has_sinks=config.has_sinks,
+        )
 
     @property
     def name(self) -> str:
@@ -138,14 +149,7 @@ class DecodeConfig:
     @property
     def kernels(self) -> tuple[DecodeConfig, CombineConfig]:
         """Both in the order of their launches. A sink joins where everything is summed."""
-        combine = CombineConfig(
-            arch=self.arch,
-            dtype=self.dtype,
-            head_dim_v=self.head_dim_v,
-            has_q_lengths=self.has_q_lengths,
-            has_sinks=self.has_sinks,
-        )
-        return dataclasses.replace(self, has_sinks=False), combine
+        return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self)
 
     @property
     def element_bytes(self) -> int:

@@ -58,14 +58,7 @@ class GroupedSm100Config(ForwardSm100Config):
     @property
     def kernels(self) -> tuple[GroupedSm100Config, CombineConfig]:
         """Both of a call with splits, in the order of their launches. A sink joins where everything is summed."""
-        combine = CombineConfig(
-            arch=self.arch,
-            dtype=self.dtype,
-            head_dim_v=self.head_dim_v,
-            has_q_lengths=self.has_q_lengths,
-            has_sinks=self.has_sinks,
-        )
-        return dataclasses.replace(self, has_sinks=False), combine
+        return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self)
 
     @property
     def tile_rows(self) -> int:

@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64
 from . import ptx
 from .mask import Place
 
-__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "hide_false", "hide_unset", "rows_of"]
+__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "hide_false", "hide_unset", "present", "rows_of"]
 
 WORD = 32  # bits
 
@@ -34,6 +34,11 @@ class Rows(NamedTuple):
     pointers: tuple[cute.Pointer, ...]  # of key 0, or query 0
     last: Int32  # key, or query
     step: Int64 | None = None  # elements from one to the next; None: 1
+
+
+def present(pointer: cute.Pointer | None, strides: tuple[Int64, Int64, Int64] | None) -> Dense | None:
+    """The array at `pointer`, or None where a kernel is compiled without."""
+    return None if pointer is None or strides is None else Dense(pointer, *strides)
 
 
 def rows_of(array: Dense, place: Place, batch: Int32, q_head: Int32, q_len: Int32, kv_len: Int32) -> Rows:

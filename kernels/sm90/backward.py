@@ -492,8 +492,8 @@ class BackwardSm90:
         return Features(
             kv_ids=kv_ids,
             q_ids=q_ids,
-            mask=_dense(inputs.mask, inputs.mask_strides),
-            bias=_dense(inputs.bias, inputs.bias_strides),
+            mask=dense.present(inputs.mask, inputs.mask_strides),
+            bias=dense.present(inputs.bias, inputs.bias_strides),
         )
 
     @cute.jit
@@ -637,7 +637,7 @@ class BackwardSm90:
         dscores = cute.make_rmem_tensor_like(fragments.dweights, self.dtype)
         rounded = cute.recast_tensor(cute.coalesce(dscores), Int32)
         for block in cutlass.range_constexpr(blocks):
-            weights = _columns(scores, block)
+            weights = mma.block_of(scores, block)
             if cutlass.const_expr(late):
                 self.exponentiate(weights, range(block, block + 1), fragments, smem, walk, work, **edges)
             delta = self.of_queries(smem.delta[None, dout_index], block, fragments.place)
@@ -894,16 +894,3 @@ class BackwardSm90:
         rounded.fill(0.0)
         cute.make_tensor(rounded.iterator, acc.layout).store(acc.load().to(self.dtype))
         self.copy_to_smem(whole, rounded, target)
-
-
-def _dense(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> Dense | None:
-    return None if pointer is None or steps is None else Dense(pointer, *steps)
-
-
-def _columns(scores: cute.Tensor, block: int) -> cute.Tensor:
-    """A copy of [2 keys, 2 queries], a block of eight queries of a thread's scores."""
-    part = cute.make_rmem_tensor((2, 2), Float32)
-    for r in range(2):
-        for c in range(2):
-            part[r, c] = scores[r, 2 * block + c]
-    return part

@@ -86,7 +86,7 @@ from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .backward import Rows
+from .backward import Features, Fragments, Logits, Maps, Producers, Rows
 from .rows import GlobalRows, store_rows
 
 if TYPE_CHECKING:
@@ -103,32 +103,12 @@ LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps o
 ALL_BITS = -1
 
 
-class Maps(NamedTuple):
-    """TMA copies of one tile each."""
-
-    q: cute.CopyAtom
-    dout: cute.CopyAtom
-    k: cute.CopyAtom
-    v: cute.CopyAtom
-    dk: cute.CopyAtom
-    dv: cute.CopyAtom
-
-
 class Packed(NamedTuple):
     """What a call with packed sequences has beside others."""
 
     schedule: cute.Pointer
     dk: GlobalRows
     dv: GlobalRows
-
-
-class Logits(NamedTuple):
-    """How scores become logits; None: compiled without."""
-
-    softmax_scale: Float32  # of dK
-    capped: Float32 | None  # softcap: s becomes tanh(capped * s)
-    biased: Float32 | None  # bias: then biased * s + bias
-    scale_log2: Float32  # then exp2(scale_log2 * s - lse), of any sign
 
 
 class Smem(NamedTuple):
@@ -180,15 +160,6 @@ class Work(NamedTuple):
         return Int64(head) * self.m_blocks + (m_block + first)
 
 
-class Producers(NamedTuple):
-    """The load warp's ends."""
-
-    k: PipelineProducer
-    v: PipelineProducer
-    q: PipelineProducer
-    dout: PipelineProducer
-
-
 class Walk(NamedTuple):
     """A consumer warpgroup's ends, and where it stands."""
 
@@ -200,38 +171,6 @@ class Walk(NamedTuple):
     head: Int32  # query head, over all of the batch
     m_block: Int32  # the tile in work
     ds_stage: Int32  # where its dS lies
-
-
-class Features(NamedTuple):
-    """What a consumer thread knows of a call's extras; None: compiled without."""
-
-    kv_ids: tuple[Int32, ...] | None  # segment ids of its keys
-    q_ids: cute.Pointer | None  # of all queries
-    mask: Dense | None
-    bias: Dense | None
-
-
-class Fragments(NamedTuple):
-    """What a consumer thread computes with."""
-
-    k: cute.Tensor  # descriptors (MMA, 1, K) of the warpgroup's keys
-    v: cute.Tensor  # likewise
-    q: cute.Tensor  # descriptors (MMA, 1, K, q_stages)
-    q_transposed: cute.Tensor
-    dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages)
-    dout_transposed: cute.Tensor
-    k_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups)
-    ds: cute.Tensor  # descriptors (MMA, 1, K, warpgroups * ds_stages)
-    ds_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups * ds_stages)
-    scores: cute.Tensor  # accumulators, float32
-    dweights: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
-    dq: cute.Tensor
-    weights: cute.Tensor  # A operand, 16 bit
-    place: mask.Place
-    is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
-    features: Features
 
 
 class BackwardPackedSm90:
@@ -583,8 +522,8 @@ class BackwardPackedSm90:
         return Features(
             kv_ids=kv_ids,
             q_ids=q_ids,
-            mask=_dense(inputs.mask, inputs.mask_strides),
-            bias=_dense(inputs.bias, inputs.bias_strides),
+            mask=dense.present(inputs.mask, inputs.mask_strides),
+            bias=dense.present(inputs.bias, inputs.bias_strides),
         )
 
     @cute.jit
@@ -725,7 +664,7 @@ class BackwardPackedSm90:
         dscores = cute.make_rmem_tensor_like(fragments.dweights, self.dtype)
         rounded = cute.recast_tensor(cute.coalesce(dscores), Int32)
         for block in cutlass.range_constexpr(blocks):
-            weights = _columns(scores, block)
+            weights = mma.block_of(scores, block)
             if cutlass.const_expr(late):
                 self.exponentiate(weights, range(block, block + 1), fragments, smem, walk, work, **edges)
             delta = self.of_queries(smem.delta[None, dout_index], block, fragments.place)
@@ -1034,16 +973,3 @@ class BackwardPackedSm90:
         rounded = cute.make_rmem_tensor_like(acc, self.dtype)
         rounded.store(acc.load().to(self.dtype))
         self.copy_to_smem(mma.values_mma(self.dtype, columns), rounded, target)
-
-
-def _dense(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> Dense | None:
-    return None if pointer is None or steps is None else Dense(pointer, *steps)
-
-
-def _columns(scores: cute.Tensor, block: int) -> cute.Tensor:
-    """A copy of [2 keys, 2 queries], a block of eight queries of a thread's scores."""
-    part = cute.make_rmem_tensor((2, 2), Float32)
-    for r in range(2):
-        for c in range(2):
-            part[r, c] = scores[r, 2 * block + c]
-    return part

@@ -49,7 +49,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
-from cutlass.pipeline import PipelineConsumer, PipelineProducer
+from cutlass.pipeline import PipelineConsumer
 
 from ..core import dense, mask, ptx, softcap
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines, release
@@ -61,7 +61,7 @@ from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .backward import Logits, Maps, Rows
+from .backward import Features, Logits, Maps, Producers, Rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs.backward_wide import BackwardWideConfig
@@ -121,15 +121,6 @@ class Work(NamedTuple):
     logits: Logits
 
 
-class Producers(NamedTuple):
-    """The load warp's ends."""
-
-    k: PipelineProducer
-    v: PipelineProducer
-    q: PipelineProducer
-    dout: PipelineProducer
-
-
 class Walk(NamedTuple):
     """A consumer warpgroup's ends, and where it stands."""
 
@@ -148,15 +139,6 @@ class Edges(NamedTuple):
     right: bool  # of the transposed mask
     left: bool
     ragged: bool  # it may reach beyond the last query
-
-
-class Features(NamedTuple):
-    """What a consumer thread knows of a call's extras; None: compiled without."""
-
-    kv_ids: tuple[Int32, ...] | None  # segment ids of its keys
-    q_ids: cute.Pointer | None  # of all queries
-    mask: Dense | None
-    bias: Dense | None
 
 
 class Weights(NamedTuple):
@@ -532,8 +514,8 @@ class BackwardWideSm90:
         return Features(
             kv_ids=kv_ids,
             q_ids=q_ids,
-            mask=_dense(inputs.mask, inputs.mask_strides),
-            bias=_dense(inputs.bias, inputs.bias_strides),
+            mask=dense.present(inputs.mask, inputs.mask_strides),
+            bias=dense.present(inputs.bias, inputs.bias_strides),
         )
 
     @cute.jit
@@ -647,7 +629,7 @@ class BackwardWideSm90:
         lse_log2 = smem.lse_log2[None, walk.q.current_handle().index]
 
         def weigh(block: int) -> cute.Tensor:
-            part = _columns(scores, block)
+            part = mma.block_of(scores, block)
             self.weigh(part, block, lse_log2, fragments, walk, work, edges, seen)
             return part
 
@@ -664,7 +646,7 @@ class BackwardWideSm90:
             release(walk.dout, CLUSTER)
             walk.dout.advance()
         for block in blocks:
-            part = _columns(scores, block) if capped is None else weigh(block)
+            part = mma.block_of(scores, block) if capped is None else weigh(block)
             for r in range(2):
                 weights[2 * block + r] = ptx.cvt_pair(self.dtype, part[r, 0], part[r, 1])
                 if capped is not None:
@@ -1060,19 +1042,6 @@ class BackwardWideSm90:
             cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
-
-
-def _dense(pointer: cute.Pointer | None, steps: tuple[Int64, Int64, Int64] | None) -> Dense | None:
-    return None if pointer is None or steps is None else Dense(pointer, *steps)
-
-
-def _columns(scores: cute.Tensor, block: int) -> cute.Tensor:
-    """A copy of [2 keys, 2 queries], a block of eight queries of a thread's scores."""
-    part = cute.make_rmem_tensor((2, 2), Float32)
-    for r in range(2):
-        for c in range(2):
-            part[r, c] = scores[r, 2 * block + c]
-    return part
 
 
 def _keep_rows(acc: cute.Tensor, kept: list[Boolean]) -> None:

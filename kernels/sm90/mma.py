@@ -10,6 +10,7 @@ from ..core.mask import Place
 
 __all__ = [
     "batch",
+    "block_of",
     "k_major",
     "keep_rows",
     "keys_mma",
@@ -115,6 +116,15 @@ def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
     pair_stride, row_stride, block_stride = acc.stride[0]
     layout = cute.make_layout((rows, (pair, blocks)), stride=(row_stride, (pair_stride, block_stride)))
     return cute.make_tensor(acc.iterator, layout)
+
+
+def block_of(scores: cute.Tensor, block: int) -> cute.Tensor:
+    """A copy of a thread's [2, 2] scores in a block of eight columns, from those as `rows_and_columns` gives them."""
+    part = cute.make_rmem_tensor((2, 2), Float32)
+    for r in range(2):
+        for c in range(2):
+            part[r, c] = scores[r, 2 * block + c]
+    return part
 
 
 def pack(dtype: type[Numeric], scores: cute.Tensor, weights: cute.Tensor) -> None:
