@@ -8,9 +8,12 @@ arrival releases the arriving warp's clock into the barrier, and a wait joins it
 A clock has two rows. Row 0 is plain happens-before. Row 1 holds what has also passed a `fence.proxy.async`: the generic
 writes that the async proxy (TMA, wgmma, tcgen05) may rely on. Both rows travel together.
 
+Strict clocks have a third: writes that may be read. An arrival at another CTA's mbarrier with the scope of its own CTA
+hands that row on empty: what was read or written before it may be overwritten, but not read.
+
 Relaxed synchronisation orders nothing by itself: a relaxed arrival hands on what a fence before it has covered, and
 what a relaxed wait brings counts from the next fence on. `tcgen05.fence` is such a fence for the agents that access
-tensor memory. Asked to, clocks need it also where synchronisation is release and acquire, as the text has it.
+tensor memory. Strict clocks need it also where synchronisation is release and acquire, as the text has it.
 """
 
 from __future__ import annotations
@@ -27,15 +30,18 @@ __all__ = ["Clock", "Clocks", "Shadow"]
 FREE, IN_FLIGHT, MBARRIER = 0, 1, 2  # states of a cell in `Shadow.busy`
 
 Cells = slice | npt.NDArray[np.integer]
-Times = npt.NDArray[np.int32]  # [2, agents]
+Times = npt.NDArray[np.int32]  # [2 or 3, agents]
+
+FENCED, READABLE = 1, 2  # rows
+PLAIN = slice(0, None, 2)  # rows that a generic access of an agent raises
 
 
 class Clocks:
     """The agents of one cluster. Agent 0 is the launch itself: what it wrote happened before everything."""
 
-    def __init__(self, capacity: int, *, needs_tensor_fences: bool = False):
+    def __init__(self, capacity: int, *, is_strict: bool = False):
         self.capacity = capacity
-        self.needs_tensor_fences = needs_tensor_fences
+        self.is_strict = is_strict
         self.names: list[str] = ["launch"]
         self.is_async = np.zeros(capacity, bool)
         self.is_tensor = np.zeros(capacity, bool)  # accesses tensor memory
@@ -51,7 +57,7 @@ class Clocks:
 
     def empty(self) -> Times:
         """Times at which nothing has happened."""
-        return np.zeros((2, self.capacity), np.int32)
+        return np.zeros((3 if self.is_strict else 2, self.capacity), np.int32)
 
 
 class Clock:
@@ -64,7 +70,7 @@ class Clock:
         self.agent = clocks.agent(name, is_async=False)
         self.init_agent = clocks.agent(f"mbarrier.init by {name}", is_async=False)
         self.times: Times = clocks.empty()
-        self.times[0, self.agent] = 1  # nothing that it writes has passed a proxy fence yet
+        self.times[PLAIN, self.agent] = 1  # nothing that it writes has passed a proxy fence yet
         self._fenced: Times = clocks.empty()  # what relaxed arrivals hand on
         self._brought: Times = clocks.empty()  # by relaxed waits
 
@@ -75,11 +81,11 @@ class Clock:
 
     def join(self, times: Times, *, is_relaxed: bool = False) -> None:
         """Acquire: whatever had happened at `times` has happened for this agent too; if relaxed, after a fence."""
-        if is_relaxed or self.clocks.needs_tensor_fences:
+        if is_relaxed or self.clocks.is_strict:
             np.maximum(self._brought, times, out=self._brought)
         if is_relaxed:
             return
-        if self.clocks.needs_tensor_fences:
+        if self.clocks.is_strict:
             times = np.where(self.clocks.is_tensor, 0, times)
         np.maximum(self.times, times, out=self.times)
 
@@ -88,9 +94,17 @@ class Clock:
         if is_relaxed:
             return self._fenced.copy()
         times = self.times.copy()
-        self.times[0, self.agent] += 1
-        if self.clocks.needs_tensor_fences:
+        self.times[PLAIN, self.agent] += 1
+        if self.clocks.is_strict:
             times = np.where(self.clocks.is_tensor, self._fenced, times)
+        return times
+
+    def beyond_scope(self, times: Times) -> Times:
+        """What of `times` reaches agents that the scope of their release leaves out: reads, but nothing to read."""
+        if not self.clocks.is_strict:
+            return times
+        times = times.copy()
+        times[READABLE] = 0
         return times
 
     def fence(self) -> None:
@@ -120,14 +134,14 @@ class Clock:
 
     def _cover(self, agents: int | slice | npt.NDArray[np.bool_]) -> None:
         self._fenced[:, agents] = self.times[:, agents]
-        self.times[0, self.agent] += 1
+        self.times[PLAIN, self.agent] += 1
 
     def learn(self, agent: int, epoch: int) -> None:
         """The accesses up to `epoch` of an agent that works for this one are complete.
 
         Generic writes still need a proxy fence.
         """
-        rows = slice(None) if self.clocks.is_async[agent] else slice(1)
+        rows = slice(None) if self.clocks.is_async[agent] else PLAIN
         self.times[rows, agent] = np.maximum(self.times[rows, agent], epoch)
 
     def fence_proxy(self, *, covers_own: bool = True) -> None:
@@ -135,11 +149,11 @@ class Clock:
 
         Those of this agent only if `covers_own`: a lane's fence does not cover what other lanes wrote before they met.
         """
-        own = self.times[1, self.agent]
-        np.maximum(self.times[1], self.times[0], out=self.times[1])
+        own = self.times[FENCED, self.agent]
+        np.maximum(self.times[FENCED], self.times[0], out=self.times[FENCED])
         if not covers_own:
-            self.times[1, self.agent] = own
-        self.times[0, self.agent] += 1
+            self.times[FENCED, self.agent] = own
+        self.times[PLAIN, self.agent] += 1
 
 
 class Shadow:
@@ -175,6 +189,7 @@ class Shadow:
                 "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
             )
         self._check_writes_happened(cells, times, by_async, what)
+        self._check_writes_are_readable(cells, times, what)
         self._check_atomics_happened(cells, times, what)
 
     def mark_read(self, cells: Cells, agent: int, epoch: int) -> None:
@@ -190,6 +205,7 @@ class Shadow:
                 "uninitialised", f"{what} reads {self.name} that nothing wrote", cells, ~self.written[cells]
             )
         self._check_writes_happened(cells, times, False, what)
+        self._check_writes_are_readable(cells, times, what)
         self._check_reads_happened(cells, times, what)
 
     def mark_atomic(self, cells: Cells, agent: int, epoch: int) -> None:
@@ -238,11 +254,20 @@ class Shadow:
             writer = self.clocks.names[int(agents[late].flat[0])]
             raise self._fault("race", f"{what} and the write by {writer} to {self.name} are not ordered", cells, late)
         if by_async:
-            unfenced = (epochs > times[1][agents]) & ~self.clocks.is_async[agents]
+            unfenced = (epochs > times[FENCED][agents]) & ~self.clocks.is_async[agents]
             if unfenced.any():
                 writer = self.clocks.names[int(agents[unfenced].flat[0])]
                 message = f"{what} reads {self.name} written by {writer} without fence.proxy.async after the write"
                 raise self._fault("proxy fence", message, cells, unfenced)
+
+    def _check_writes_are_readable(self, cells: Cells, times: Times, what: str) -> None:
+        if self.clocks.is_strict:
+            agents, epochs = self.write_agent[cells], self.write_epoch[cells]
+            late = epochs > times[READABLE][agents]
+            if late.any():
+                writer = self.clocks.names[int(agents[late].flat[0])]
+                message = f"{what} reads {self.name} written by {writer}, whose arrival had the scope of one CTA"
+                raise self._fault("race", message, cells, late)
 
     def _check_reads_happened(self, cells: Cells, times: Times, what: str) -> None:
         used = len(self._column_of_agent)

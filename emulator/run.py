@@ -202,7 +202,7 @@ class Machine:
     def _make_cluster(self, origin: tuple[int, int, int]) -> Cluster:
         cx, cy, cz = self.launch.cluster
         size = cx * cy * cz
-        clocks = Clocks(AGENTS_PER_CTA * size, needs_tensor_fences=self.options.strict)
+        clocks = Clocks(AGENTS_PER_CTA * size, is_strict=self.options.strict)
         cluster = Cluster(self, self.program, clocks)
         for rank in range(size):
             inside = (rank % cx, rank // cx % cy, rank // (cx * cy))

@@ -9,6 +9,7 @@ import numpy as np
 from jax_fa4.emulator.decode import Effect, Form, family
 from jax_fa4.emulator.ops.mbarrier import find
 from jax_fa4.emulator.ops.memory import _is_hint, owner_of
+from jax_fa4.emulator.order import PLAIN
 from jax_fa4.emulator.schedule import AsyncOp, Wait
 from jax_fa4.emulator.state import Lanes, Warp
 
@@ -139,7 +140,7 @@ def arrive(form: Form) -> Effect:
     def execute(warp: Warp, lanes: Lanes) -> None:
         copies = _copies(warp)
         times = warp.clock.release()
-        times[0, copies.agent] = copies.epoch
+        times[PLAIN, copies.agent] = copies.epoch
         copies.epoch += 1
         barriers = [find(warp, int(where.at(warp)[lane]), "cp.async.mbarrier.arrive") for lane in lanes.index]
         if not is_counted:

@@ -97,9 +97,6 @@ def arrive(form: Form) -> Effect:
         times = warp.clock.release(is_relaxed=operands.is_relaxed)
         for lane in lanes.index:
             barrier = find(warp, int(addresses[lane]), "mbarrier.arrive")
-            if warp.machine.options.strict and barrier.cta is not warp.cta and operands.scope == "cta":
-                message = f"arrival at {barrier.describe()} of another CTA with the scope of this one"
-                raise Fault("mbarrier", message, address=barrier.address)
             count = 1 if operands.expects else _value(warp, operands.extra, lane, 1)
             if operands.expects:
                 barrier.expect_tx(_value(warp, operands.extra, lane, 0))
@@ -107,7 +104,8 @@ def arrive(form: Form) -> Effect:
                 raise Fault("mbarrier", f"arrive.noComplete completes {barrier.describe()}", address=barrier.address)
             if drops:
                 barrier.drop(count)
-            token = barrier.arrive(count, times)
+            is_beyond = operands.scope == "cta" and barrier.cta is not warp.cta
+            token = barrier.arrive(count, warp.clock.beyond_scope(times) if is_beyond else times)
             if operands.token is not None:
                 warp.v[operands.token][lane] = token
 

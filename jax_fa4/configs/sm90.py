@@ -79,13 +79,15 @@ DENSE_AND_SOFTCAP = {
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
-    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
+    (192, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=3, ds_stages=2),
+    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
 # Scores with a cap, a byte or a bias need registers, which a smaller tile of queries has, though it pads head dims.
 BACKWARD_OF_ELEMENTS = {
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
-    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
+    (192, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=3, ds_stages=2),
+    (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (256, 256): BackwardRow(tile_m=64, tile_n=128, q_stages=2, dout_stages=2, ds_stages=1),
 }
 

@@ -25,12 +25,14 @@ __all__ = [
 
 
 def arrive_at(barrier: cute.Pointer, rank: Int32) -> None:
-    """mbarrier.arrive at the same mbarrier of CTA `rank` of the cluster."""
+    """mbarrier.arrive at the same mbarrier of CTA `rank` of the cluster, after reads.
+
+    Its release is of the CTA's scope, without a fence of all memory: it hands no data over to another CTA.
+    """
     llvm.inline_asm(
         None,
         [barrier.toint().ir_value(), rank.ir_value()],
-        "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; "
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }",
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1; mbarrier.arrive.release.cta.shared::cluster.b64 _, [a]; }",
         "r,r,~{memory}",
         has_side_effects=True,
         is_align_stack=False,

@@ -123,6 +123,15 @@ def test_strict_mode_tells_a_missing_fence(fence):
         forward(broken, config, call_of(small, x, config), MODES["strict"])
 
 
+def test_strict_mode_tells_weights_that_a_pairs_first_cta_multiplies_without_their_being_handed_over():
+    pair = cell(q=140, k=140, head_dim=256, causal=True)
+    x = testing.random(pair)
+    config = forward_config(spec_of(pair, x), "sm_100a")
+    broken = compiled(config).replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.release.cta")
+    with pytest.raises(ExecutionError, match="whose arrival had the scope of one CTA"):
+        forward(broken, config, call_of(pair, x, config), MODES["strict"])
+
+
 def test_each_tile_loads_its_keys_once_and_multiplies_them_twice():
     _, _, _, result = emulate(cell(q=512, k=256, head_dim=128), MODES["early"])
     tile = 128 * 128

@@ -17,11 +17,19 @@ setp.eq.u32 %p0, %r0, 0; setp.ge.u32 %p9, %r0, 32;
 INIT = "@%p0 mbarrier.init.shared.b64 [%r1], {count}; @%p0 fence.mbarrier_init.release.cluster; bar.sync 0;"
 
 
-def run(body: str, *, count: int = 1, threads: int = 64, options: Options | None = None, cells: int = 32) -> np.ndarray:
+def run(
+    body: str,
+    *,
+    count: int = 1,
+    threads: int = 64,
+    options: Options | None = None,
+    cells: int = 32,
+    **shape: tuple[int, int, int],
+) -> np.ndarray:
     """Initialise one mbarrier at %r1, run `body` (%p0: thread 0, %p9: the second warp), give what it stored at %d0."""
     result = np.zeros(cells, np.uint32)
     text = START + INIT.format(count=count) + body
-    run_body(text, params=(Buffer(result),), threads=threads, smem=1024, options=options)
+    run_body(text, params=(Buffer(result),), threads=threads, smem=1024, options=options, **shape)
     return result
 
 
@@ -57,6 +65,39 @@ def test_fences_make_relaxed_operations_hand_over_what_was_written():
 def test_relaxed_operations_hand_over_nothing():
     with pytest.raises(ExecutionError, match="not ordered"):
         run(RELAXED.format(fence=""))
+
+
+PAIR = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
+CLUSTER_SYNC = "barrier.cluster.arrive; barrier.cluster.wait;"
+TO_THE_OTHER = f"""
+mov.u32 %r9, %cluster_ctarank; setp.eq.u32 %p5, %r9, 1; mapa.shared::cluster.u32 %r10, %r1, 1;
+{{first}} {CLUSTER_SYNC} @%p5 bra CONSUMER;
+@%p0 {{access}} @%p0 mbarrier.arrive.release.{{scope}}.shared::cluster.b64 _, [%r10]; bra DONE;
+CONSUMER: {wait(0, "W")} @%p0 {{then}}
+DONE: {CLUSTER_SYNC}
+"""
+FILL = "@%p0 st.shared.b32 [%r1+64], 7;"
+STORE, LOAD = "st.shared::cluster.b32 [%r10+64], 5;", "ld.shared::cluster.b32 %r2, [%r10+64];"
+
+
+def arrive_at_the_other(scope: str, access: str, then: str, *, first: str = FILL) -> None:
+    """In strict mode CTA 0 accesses CTA 1's memory and arrives there; once that is seen, CTA 1 does `then`."""
+    body = TO_THE_OTHER.format(scope=scope, access=access, then=then, first=first)
+    run(body, threads=32, options=Options(strict=True), **PAIR)
+
+
+@pytest.mark.parametrize(("scope", "access"), [("cluster", STORE), ("cta", LOAD), ("cluster", LOAD)])
+def test_what_another_cta_has_read_or_handed_over_in_scope_may_be_used(scope, access):
+    arrive_at_the_other(scope, access, "st.shared.b32 [%r1+64], 6;")
+    arrive_at_the_other(scope, access, "ld.shared.b32 %r3, [%r1+64];")
+
+
+@pytest.mark.parametrize("first", ["", FILL], ids=["first written", "overwritten"])
+def test_data_is_not_handed_over_to_another_cta_with_the_scope_of_one(first):
+    arrive_at_the_other("cta", STORE, "st.shared.b32 [%r1+64], 6;", first=first)
+    with pytest.raises(ExecutionError, match="whose arrival had the scope of one CTA") as caught:
+        arrive_at_the_other("cta", STORE, "ld.shared.b32 %r3, [%r1+64];", first=first)
+    assert caught.value.check == "race"
 
 
 def test_waiting_for_the_other_parity_passes_at_once_and_is_a_race():

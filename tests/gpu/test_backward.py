@@ -69,6 +69,8 @@ CELLS += [
     *(Cell(**{**FEATURE, "head_dim": 64, "dtype": "float16", **feature}) for feature in FEATURES[2::3]),
     *(Cell(**{**FEATURE, "head_dim": d, "head_dim_v": e, "q": 200, "causal": True}) for d, e in HEAD_DIMS),
     *(Cell(**{**FEATURE, "head_dim": 256, **feature}) for feature in FEATURES[-4:]),
+    *(Cell(**{**FEATURE, "head_dim": 192, "head_dim_v": 128, **feature}) for feature in (FEATURES[0], *FEATURES[9:14])),
+    *(Cell(**{**FEATURE, "head_dim": d, "q": 1100, "k": 900, "causal": True}) for d in (192, 256)),
     *(Cell(**{**FEATURE, "head_dim": d, "q": q, "k": q, "group": 1}) for d in (72, 192) for q in (63, 129, 512)),
     Cell(**{**FEATURE, "head_dim": 192, "head_dim_v": 128, "q": 3000, "k": 2500, "batch": (1,), "kv_heads": 4}),
     Cell(**{**FEATURE, "layout": "BNTH", "segments": 3, "head_dim": 72, "mask": "full"}),
@@ -175,11 +177,13 @@ def test_vmap_gives_what_a_loop_gives():
     [
         {"head_dim": 64},
         {"head_dim": 256},
+        {"head_dim": 192, "causal": True},
+        {"head_dim": 192, "head_dim_v": 128},
         {"causal": True},
         {"window": (300, 200)},
         {"segments": 5, "causal": True, "kv_lengths": (900, 700)},
     ],
-    ids=["d64", "d256", "causal", "window", "segments"],
+    ids=["d64", "d256", "d192-causal", "d192-v128", "causal", "window", "segments"],
 )
 def test_deterministic_gradients_are_the_same_bits_in_every_run(feature):
     x = testing.random(Cell(**{**FEATURE, "q": 1000, "k": 1500, "kv_heads": 8, **feature}))
