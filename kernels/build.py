@@ -134,7 +134,7 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Rows
+    from .sm90.backward import BackwardSm90, Parts, Rows
     from .sm90.backward_packed import BackwardPackedSm90, Packed
     from .sm90.backward_wide import BackwardWideSm90
     from .sm90.rows import GlobalRows
@@ -153,6 +153,8 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     if config.has_cu_seqlens:
         dk, dv = (GlobalRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) for name in ("dk", "dv"))
         packed = (Packed(pointers["kv_schedule"], dk, dv), cutlass.Int32(1))
+    if config.splits_heads:
+        packed = (Parts(pointers["dk_sum"], pointers["dv_sum"], cutlass.Int32(1)),)
     return cute.compile(kernel.launch, *arrays, rows, inputs, grid, *packed, options=options).artifacts
 
 
@@ -180,11 +182,11 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
 
     kernel = PostprocessSm90(config)
     PostprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    dq, pointers = _array(config, config.head_dim), _pointers(config)
+    array, pointers = _array(config, config.head_dim), _pointers(config)
     extents = (cutlass.Int32(1) for _ in range(2))
-    return cute.compile(
-        kernel.launch, dq, pointers["dq_sum"], pointers["softmax_scale"], *extents, options=options
-    ).artifacts
+    parts = None if config.array == "dq" else cutlass.Int32(1)
+    source, scale = pointers[f"{config.array}_sum"], pointers.get("softmax_scale")
+    return cute.compile(kernel.launch, array, source, scale, *extents, parts, options=options).artifacts
 
 
 def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:

@@ -242,19 +242,24 @@ class PreprocessConfig(TileConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostprocessConfig(TileConfig):
-    """A CTA turns the float32 dq of `tile_m` queries of one head into the result."""
+    """A CTA turns the float32 dq of `tile_m` queries of one head into the result.
+
+    Or so many keys' dk or dv, of whose parts it makes the sum first; head_dim is then that of the array.
+    """
 
     kernel: Literal["postprocess"] = "postprocess"
+    array: Literal["dq", "dk", "dv"] = "dq"
 
     @property
-    def smem_columns(self) -> int:
-        """Of a tile of dq in shared memory: whole slabs."""
+    def columns(self) -> int:
+        """Of a tile in shared memory: whole slabs."""
         return round_up(self.head_dim, self.slab)
 
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_{self.dims}" + "_cu_seqlens" * self.has_cu_seqlens
+        suffix = "_cu_seqlens" * self.has_cu_seqlens + f"_{self.array}" * (self.array != "dq")
+        return f"jax_fa4_postprocess_{self.arch}_{self.dtype}_{self.dims}{suffix}"
 
     @property
     def threads(self) -> int:
@@ -263,18 +268,31 @@ class PostprocessConfig(TileConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """The tile of dq."""
-        return self.tile_m * self.smem_columns * self.element_bytes
+        """The tile in the inputs' type."""
+        return self.tile_m * self.columns * self.element_bytes
 
     @property
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
+        extents: tuple[Extent, ...] = ("q_len", "q_heads")
+        if self.array != "dq":
+            extents = ("kv_len", "kv_heads", "head_splits")
         return (
-            self.tensor_map("dq", self.tile_m),
-            self.dq_sum,
-            PointerParam(name="softmax_scale", dtype="float32"),
-            *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
+            self.tensor_map(self.array, self.tile_m),
+            self.dq_sum if self.array == "dq" else parts_param(self.array),
+            *((PointerParam(name="softmax_scale", dtype="float32"),) if self.array != "dv" else ()),
+            *(ScalarParam(name=name) for name in extents),
         )
+
+
+def parts_param(array: Literal["dk", "dv"]) -> PointerParam:
+    """Parts of dk or dv in float32, one for each CTA that has some of a kv head's query heads.
+
+    In tiles in the order of the threads' registers, as of dq.
+    """
+    columns: Extent = "head_dim" if array == "dk" else "head_dim_v"
+    dims: tuple[Extent, ...] = ("batch", "kv_heads", "head_splits", "padded_kv_len", columns)
+    return PointerParam(name=f"{array}_sum", dtype="float32", dims=dims, pointee_align=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,7 +300,8 @@ class BackwardConfig(TileConfig):
     """The main kernel: a CTA owns `tile_n` keys of one kv head, 64 for each of two consumer warpgroups.
 
     It walks over tiles of `tile_m` queries of all query heads that read this kv head, held in a ring of `q_stages` for
-    q and one of `dout_stages` for dout. Raises ValueError where shared memory, registers or an instruction forbid it.
+    q and one of `dout_stages` for dout; or of some of these heads, if `splits_heads`. Raises ValueError where shared
+    memory, registers or an instruction forbid it.
     """
 
     kernel: Literal["backward"] = "backward"
@@ -299,9 +318,12 @@ class BackwardConfig(TileConfig):
     has_mask: bool = False
     has_softcap: bool = False
     bias: Literal["float32", "bfloat16", "float16"] | None = None
+    splits_heads: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.splits_heads and (self.is_wide or self.has_cu_seqlens):
+            raise ValueError("splits_heads is for head dims up to 128 without cu_seqlens")
         if self.tile_n != WARPGROUPS * WARPGROUP_ROWS:
             raise ValueError(f"tile_n must be {WARPGROUPS * WARPGROUP_ROWS}, got {self.tile_n}")
         if self.q_stages < 2:
@@ -329,6 +351,7 @@ class BackwardConfig(TileConfig):
         features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
         features += [] if self.bias is None else [f"bias_{self.bias}"]
         features += ["deterministic"] if self.deterministic else []
+        features += ["splits"] if self.splits_heads else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
@@ -353,9 +376,21 @@ class BackwardConfig(TileConfig):
         return PostprocessConfig(**{**self._shared(), "deterministic": False})
 
     @property
-    def kernels(self) -> tuple[PreprocessConfig, BackwardConfig, PostprocessConfig]:
-        """All three in the order of their launches."""
-        return self.preprocess, self, self.postprocess
+    def key_postprocess(self) -> tuple[PostprocessConfig, ...]:
+        """The kernels that make sums of the parts of dk and dv, if there are parts."""
+        if not self.splits_heads:
+            return ()
+        whole = dataclasses.replace(self.postprocess, tile_m=self.tile_n)
+        head_dims = {"dk": self.head_dim, "dv": self.head_dim_v}
+        return tuple(
+            dataclasses.replace(whole, array=array, head_dim=d, head_dim_v=d)  # type: ignore[arg-type]
+            for array, d in head_dims.items()
+        )
+
+    @property
+    def kernels(self) -> tuple[PreprocessConfig | BackwardConfig | PostprocessConfig, ...]:
+        """All in the order of their launches."""
+        return self.preprocess, self, self.postprocess, *self.key_postprocess
 
     @property
     def cluster_ctas(self) -> int:
@@ -476,10 +511,11 @@ class BackwardConfig(TileConfig):
     @property
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
+        keys = ("k", "v") if self.splits_heads else ("k", "v", "dk", "dv")
         return (
             self.tensor_map("q", self.tile_m),
             self.tensor_map("dout", self.tile_m),
-            *(self.tensor_map(name, WARPGROUP_ROWS) for name in ("k", "v", "dk", "dv")),
+            *(self.tensor_map(name, WARPGROUP_ROWS) for name in keys),
             *self.statistics,
             self.dq_sum,
             *self.turns,
@@ -487,7 +523,12 @@ class BackwardConfig(TileConfig):
             *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
             *self.slots,
+            *self._parts,
         )
+
+    @property
+    def _parts(self) -> tuple[KernelParam, ...]:
+        return (parts_param("dk"), parts_param("dv"), ScalarParam(name="head_splits")) if self.splits_heads else ()
 
     @property
     def _packed(self) -> tuple[KernelParam, ...]:

@@ -19,12 +19,14 @@ Extent = Literal[
     "q_heads",
     "kv_heads",
     "batch",
+    "padded_kv_len",  # likewise kv_len
     "sum_columns",  # of a row of dq_sum: head_dim, padded
     "q_tiles",
     "kv_tiles",
     "range",
     "dq_parts",  # of a tile, summed apart from each other
     "group",
+    "head_splits",  # CTAs that share the query heads of a kv head
     "num_splits",
     "min_split_keys",
     "cta_splits",

@@ -1,12 +1,13 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
-k kv heads, t queries, p queries with padding, s keys, g query heads of a kv head, d head dim of q and k, e head dim
-of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts of a tile of dq, f the three parts of a
-fused array. Query heads in memory are kv heads and their groups side by side, so both together count as one axis there.
-An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z where it has one element
-in place of b, n, t. Keys in pages have o pages of the pool and r rows of a page; such calls have b for the batch in
-every array. l splits of a sequence, j pages that a sequence may have. i offsets of packed sequences, a their lengths, v
-and h places in a schedule of tiles of queries and of keys, q what it says of one.
+k kv heads, t queries, p queries with padding, s keys, S keys with padding, g query heads of a kv head, d head dim of q
+and k, e head dim of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts of a tile of dq, f
+the three parts of a fused array. Query heads in memory are kv heads and their groups side by side, so both together
+count as one axis there. An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z
+where it has one element in place of b, n, t. Keys in pages have o pages of the pool and r rows of a page; such calls
+have b for the batch in every array. l splits of a sequence or of a group, j pages that a sequence may have. i offsets
+of packed sequences, a their lengths, v and h places in a schedule of tiles of queries and of keys, q what it says of
+one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "FUSED",
     "FUSED_PARTS",
     "KEY_BLOCKS",
+    "KEY_PARTS",
     "KV_IDS",
     "KV_SCHEDULE",
     "LSE",
@@ -38,6 +40,7 @@ __all__ = [
     "SCALAR",
     "SEQUENCE_LENGTHS",
     "SINKS",
+    "VALUE_PARTS",
     "Axes",
     "key_axes",
     "query_axes",
@@ -80,6 +83,7 @@ ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
 QUERY_SUMS = Axes("kgtw", "kgtw")
 QUERY_TILES = Axes("kgpw", "kgpw")
 QUERY_TURNS = Axes("kgmu", "kgmu")
+KEY_PARTS, VALUE_PARTS = Axes("klSd", "klSd"), Axes("klSe", "klSe")
 SINKS = Axes("kg", "kg")
 PER_SEQUENCE = Axes("k", "k")
 Q_IDS = Axes("kt", "kt")

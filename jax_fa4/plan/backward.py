@@ -1,9 +1,10 @@
-"""The backward's launch plan: three kernels in one call, with scratch that is a result of the call like the gradients.
+"""The backward's launch plan: some kernels in one call, with scratch that is a result of the call like the gradients.
 
 schedules     offsets, lengths                           -> q_schedule, kv_schedule; only of packed sequences
 preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum
 main          q, k, v, dout, lse_log2, delta             -> dk, dv; added to dq_sum
 postprocess   dq_sum                                     -> dq
+              dk_sum, dv_sum                             -> dk, dv; only if CTAs share the query heads of a kv head
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jax_fa4.spec import Layout
 __all__ = ["backward", "operand_names", "result_names"]
 
 GRADIENTS = ("dq", "dk", "dv")
-SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule")
+SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
 
 
 def operand_names(
@@ -60,8 +61,9 @@ def backward(
     grids = (
         *(buffers.one_cta() for _ in schedules),
         buffers.query_slots() if is_packed else buffers.query_tiles(),
-        buffers.listed_keys() if is_packed else buffers.key_tiles(),
+        buffers.listed_keys() if is_packed else buffers.backward_ctas(config),
         buffers.query_tiles(),
+        *(buffers.key_tiles() for _ in config.key_postprocess),
     )
     return Plan(
         arch=config.arch,

@@ -22,6 +22,7 @@ from jax_fa4.plan.axes import (
     FUSED,
     FUSED_PARTS,
     KEY_BLOCKS,
+    KEY_PARTS,
     KV_IDS,
     KV_SCHEDULE,
     LSE,
@@ -37,6 +38,7 @@ from jax_fa4.plan.axes import (
     ROW_STATISTICS,
     SCALAR,
     SINKS,
+    VALUE_PARTS,
     Axes,
     key_axes,
     query_axes,
@@ -69,6 +71,8 @@ ARRAYS = {
     "dq_sum": QUERY_SUMS,
     "dq_tiles": QUERY_TILES,
     "dq_turn": QUERY_TURNS,
+    "dk_sum": KEY_PARTS,
+    "dv_sum": VALUE_PARTS,
     "partial_out": PARTIAL_OUT,
     "partial_lse": PARTIAL_LSE,
     "q_schedule": Q_SCHEDULE,
@@ -146,6 +150,10 @@ class Buffers:
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
+        if "dk_sum" in self.buffers:
+            number, axes, _ = self.buffers["dk_sum"]
+            padded = extents["kv_tiles"] * as_expr(config.tile_n)
+            extents |= {"head_splits": axes.size(number, "l"), "padded_kv_len": padded}
         for name, row, head in (("q", "t", "g"), ("out", "t", "g"), ("dk", "s", "k"), ("dv", "s", "k")):
             if name in self.buffers:
                 number, axes, _ = self.buffers[name]
@@ -221,9 +229,13 @@ class Buffers:
         return as_expr(self.extents["q_tiles"]) * self.extents["q_heads"] * self.extents["batch"]
 
     def key_tiles(self) -> Expr:
-        """A backward's CTAs for each tile of keys of each kv head."""
-        tiles = ceil_div(self.extents["kv_len"], self.tile_n) * self.extents["kv_heads"] * self.extents["batch"]
-        return tiles * self.config.cluster_ctas if isinstance(self.config, BackwardConfig) else tiles
+        """A CTA for each tile of keys of each kv head."""
+        return as_expr(self.extents["kv_tiles"]) * self.extents["kv_heads"] * self.extents["batch"]
+
+    def backward_ctas(self, config: BackwardConfig) -> Expr:
+        """A cluster for each tile of keys of each kv head, or a CTA for each share of the query heads."""
+        ctas = self.key_tiles() * config.cluster_ctas
+        return ctas * self.extents["head_splits"] if config.splits_heads else ctas
 
     def launch(self, config: Config, kernel: Kernel, tiles: Expr, *, programmatic: bool = False) -> Launch:
         """The launch of one of the call's kernels; a programmatic one waits itself for the kernel ahead of it."""
@@ -246,6 +258,7 @@ class Buffers:
             "e": self.config.head_dim_v,
             "t": "T",
             "s": "S",
+            "S": None,
             "g": "G",
             "p": "P",
             "w": getattr(self.config, "sum_columns", None),

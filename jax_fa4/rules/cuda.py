@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +23,9 @@ from jax_fa4.configs import (
     forward_config,
     query_schedule,
 )
+from jax_fa4.configs.backward import BackwardConfig
 from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
+from jax_fa4.configs.head_splits import head_splits
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
@@ -234,10 +238,13 @@ def _backward(
     *args: jax.Array, fields: tuple[str, ...], wrt: tuple[str, ...], spec: AttentionSpec, target: Target
 ) -> list[jax.Array]:
     """The gradients by the operands `wrt` from the results of the call, some of which are scratch."""
+    x = unpack(fields, args)
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
+    splits = _head_splits(x, configs[0]) if len(configs) == 1 else 1
+    if splits > 1:
+        configs = [dataclasses.replace(configs[0], splits_heads=True)]
     schedules = [backward_schedules(spec, config) for config in configs]
     kernels = [_kernels([*s, *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
-    x = unpack(fields, args)
     others, other_axes = _others(x, target)
     plans = [
         backward.backward(c, k.names, spec.layout, other_axes, s, is_fused=spec.is_fused)
@@ -273,6 +280,9 @@ def _backward(
     if x.cu_seqlens_q is not None:
         places = {"q_schedule": tiles, "kv_schedule": _slots(x.seqlen_k, x.cu_seqlens_q, tile_n)}
         results |= {name: ((*batch, kv_heads, 1 + n, SCHEDULE_FIELDS), "int32") for name, n in places.items()}
+    if splits > 1:
+        rows = (*batch, kv_heads, splits, -(-x.seqlen_k // tile_n) * tile_n)
+        results |= {f"d{name}_sum": ((*rows, operands[name].shape[-1]), "float32") for name in ("k", "v")}
     made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, other_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
@@ -283,6 +293,23 @@ def _backward(
         )
         gradients["sinks"] = of_sinks(x, known["lse"], delta)
     return [gradients[name] for name in wrt]
+
+
+def _head_splits(x: Operands, config: BackwardConfig) -> int:
+    """How many CTAs share a kv head's query heads: 1 if it depends on sizes that are not known."""
+    sizes = (*x.batch, *x.q.shape, x.seqlen_k)
+    if config.is_wide or config.has_cu_seqlens or not all(isinstance(size, int) for size in sizes):
+        return 1
+    (t, n, d), (_, kv_heads, e) = x.q.shape[-3:], x.v.shape[-3:]
+    entries = math.prod(x.batch) * kv_heads
+    return head_splits(
+        key_tiles=-(-x.seqlen_k // config.tile_n) * entries,
+        group=n // kv_heads,
+        q_tiles=-(-t // config.tile_m),
+        part_floats=x.seqlen_k * (d + e),
+        dq_floats=n // kv_heads * t * d,
+        longest_first=config.longest_first,
+    )
 
 
 def _others(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str, Axes]]:

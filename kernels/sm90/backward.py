@@ -49,9 +49,13 @@ and dout have head_dim_v columns):
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
                     place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
+    dk_sum, dv_sum  float32*  [batch, kv_heads, head_splits, padded_kv_len, head_dim]; only with splits_heads, in place
+                    of the maps of dk and dv, like
+    head_splits     int32     CTAs that share the query heads of a kv head for a tile of keys
 
-Grid (ceil(kv_len / tile_n) * kv_heads * batch, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0
-nothing is copied through the maps of q and dout.
+Grid (ceil(kv_len / tile_n) * kv_heads * batch * head_splits, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0
+nothing is copied through the maps of q and dout. With splits_heads each CTA writes its part of dK, not scaled, and of
+dV in tiles of registers as of dQ, and postprocess makes their sums.
 """
 
 from __future__ import annotations
@@ -68,6 +72,7 @@ from ..core import dense, mask, ptx, softcap
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.dense import Dense
+from ..core.divide import divide, divide_with_rest
 from ..core.inputs import Inputs, key_blocks, read, sequence, window
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
@@ -98,8 +103,16 @@ class Maps(NamedTuple):
     dout: cute.CopyAtom
     k: cute.CopyAtom
     v: cute.CopyAtom
-    dk: cute.CopyAtom
-    dv: cute.CopyAtom
+    dk: cute.CopyAtom | None  # None: parts are written instead
+    dv: cute.CopyAtom | None
+
+
+class Parts(NamedTuple):
+    """Where float32 parts of dk and dv go, and how many there are of each."""
+
+    dk: cute.Pointer
+    dv: cute.Pointer
+    count: Int32
 
 
 class Rows(NamedTuple):
@@ -140,13 +153,15 @@ class Smem(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One tile of keys and the tiles of queries that see it, in each of the kv head's query heads."""
+    """One tile of keys and the tiles of queries that see it, in some of the kv head's query heads or in all."""
 
     grid: Grid
     tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
+    first_head: Int32  # query head
+    heads: Int32
+    split: Int32 | int  # of the kv head's query heads
     seq: Sequence  # of the transposed problem, where a key sees queries
     visit: Visit
-    group: Int32
     logits: Logits
 
 
@@ -248,6 +263,7 @@ class BackwardSm90:
         rows: Rows,
         inputs: Inputs,
         grid: Grid,
+        parts: Parts | None = None,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
@@ -261,10 +277,10 @@ class BackwardSm90:
             dout=atom(load, dout, config.tile_m, config.v_columns),
             k=atom(load, k, WARPGROUP_ROWS, config.columns),
             v=atom(load, v, WARPGROUP_ROWS, config.v_columns),
-            dk=atom(store, dk, WARPGROUP_ROWS, config.columns),
-            dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns),
+            dk=atom(store, dk, WARPGROUP_ROWS, config.columns) if parts is None else None,
+            dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns) if parts is None else None,
         )
-        self.kernel(maps, rows, inputs, grid).launch(
+        self.kernel(maps, rows, inputs, grid, parts).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -272,20 +288,14 @@ class BackwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid, parts: Parts | None) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
-                cpasync.prefetch_descriptor(atom)
-        logits = self.logits(inputs)
-        # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
-        group = grid.q_heads // grid.kv_heads
-        transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
-        tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
-        seq = sequence(inputs, grid, tile, window(inputs)).transposed()
-        within = key_blocks(inputs, transposed, tile, tile.m_block, self.config.tile_n)
-        visit = self.bounds.visit(tile.m_block, seq, within)
-        work = Work(grid, tile, seq, visit, group, logits)
+                if cutlass.const_expr(atom is not None):
+                    cpasync.prefetch_descriptor(atom)
+        work = self.work(inputs, grid, parts)
+        tile = work.tile
         smem = self.allocate()
         ends = make_pipelines(self.edges)
 
@@ -302,12 +312,32 @@ class BackwardSm90:
             walk = Walk(
                 **{name: ends[name][1] for name in ("k", "v", "q", "dout")},
                 q_read=ends["q"][1].clone(),
-                head=tile.batch * grid.q_heads + tile.q_head * group,
+                head=tile.batch * grid.q_heads + work.first_head,
                 m_block=Int32(0),
                 q_stage=Int32(0),
                 ds_stage=Int32(0),
             )
-            self.consume(maps, smem, walk, work, wg, inputs)
+            self.consume(maps, parts, smem, walk, work, wg, inputs)
+
+    def work(self, inputs: Inputs, grid: Grid, parts: Parts | None) -> Work:
+        """The tile of the CTA, and its share of the query heads."""
+        logits = self.logits(inputs)
+        # the scheduler and the bounds see the transposed problem: tiles of keys, a head for each share of query heads
+        group = heads = grid.q_heads // grid.kv_heads
+        shares = grid.kv_heads
+        if parts is not None:
+            heads, shares = divide(group + (parts.count - 1), parts.count), grid.kv_heads * parts.count
+        transposed = Grid(grid.kv_len, grid.q_len * heads, shares, shares, grid.batch)
+        tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
+        first_head, split = tile.q_head * group, 0
+        if parts is not None:
+            kv_head, split = divide_with_rest(tile.q_head, parts.count)
+            tile = tile._replace(q_head=kv_head, kv_head=kv_head)
+            first_head, heads = kv_head * group + split * heads, cutlass.min(heads, group - split * heads)
+        seq = sequence(inputs, grid, tile, window(inputs)).transposed()
+        within = key_blocks(inputs, grid._replace(q_len=grid.kv_len), tile, tile.m_block, self.config.tile_n)
+        visit = self.bounds.visit(tile.m_block, seq, within)
+        return Work(grid, tile, first_head, heads, split, seq, visit, logits)
 
     def logits(self, inputs: Inputs) -> Logits:
         """Cap and scale of the call, as the steps from a score to a weight use them."""
@@ -358,8 +388,8 @@ class BackwardSm90:
         tile, visit = work.tile, work.visit
         if visit.num_n_blocks > 0:
             self.load_keys(maps.k, smem.k, pipes.k, tile, self.config.columns)
-            for h in cutlass.range(work.group, unroll=1):
-                head = tile.q_head * work.group + h
+            for h in cutlass.range(work.heads, unroll=1):
+                head = work.first_head + h
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
                     if h + i == 0:
@@ -419,7 +449,9 @@ class BackwardSm90:
             cute.copy(atom, row, target, mbar_ptr=barrier)
 
     @cute.jit
-    def consume(self, maps: Maps, smem: Smem, walk: Walk, work: Work, wg: Int32, inputs: Inputs) -> None:
+    def consume(
+        self, maps: Maps, parts: Parts | None, smem: Smem, walk: Walk, work: Work, wg: Int32, inputs: Inputs
+    ) -> None:
         """Waits: all the full ones, ds, clear, store. Signals: q.empty, dout.empty, ds, clear, store."""
         first_row = work.tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS
         fragments = self.fragments(smem, work, wg, first_row, inputs)
@@ -431,13 +463,20 @@ class BackwardSm90:
             walk.k.wait()
             if cutlass.const_expr(self.config.has_kv_lengths):
                 self.clear_keys(smem, work)
-            for _ in cutlass.range(work.group, unroll=1):
+            for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_step(fragments, smem, walk, work, wg, visit.first)
                 for span in visit.spans:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         walk = self.step(fragments, smem, walk, work, wg, span.first - i, span.right, span.left)
                 walk = self.last_step(fragments, smem, walk, work, wg)
-        self.finish(maps, smem, fragments, work, wg, first_row)
+        if self.config.has_kv_lengths:
+            present = [row < work.seq.q_len for row in fragments.place.rows]
+            mma.keep_rows(fragments.dk, present)
+            mma.keep_rows(fragments.dv, present)
+        if cutlass.const_expr(parts is None):
+            self.finish(maps, smem, fragments, work, wg, first_row)
+        else:
+            self.store_parts(parts, fragments, work, wg)
 
     def fragments(self, smem: Smem, work: Work, wg: Int32, first_row: Int32, inputs: Inputs) -> Fragments:
         """Descriptors and registers of the calling thread; `first_row`: key of the warpgroup."""
@@ -805,8 +844,8 @@ class BackwardSm90:
         """A warp adds warpgroup wg's parts of dQ to global memory. Waits: dq.full, its turn. Signals: dq.empty."""
         visit, grid, config = work.visit, work.grid, self.config
         m_blocks = (grid.q_len + (config.tile_m - 1)) // config.tile_m
-        first_head = work.tile.batch * grid.q_heads + work.tile.q_head * work.group
-        for h in cutlass.range(work.group, unroll=1):
+        first_head = work.tile.batch * grid.q_heads + work.first_head
+        for h in cutlass.range(work.heads, unroll=1):
             for i in cutlass.range(visit.num_n_blocks, unroll=1):
                 m_block = visit.first - i
                 cute.arch.barrier_arrive(barrier_id=NamedBarrierId.DQ_EMPTY + wg, number_of_threads=HANDOVER)
@@ -865,10 +904,6 @@ class BackwardSm90:
     ) -> None:
         """Scales dK and stores dK and dV; keys past the array are not written. Waits: store. Signals: store."""
         mma.scale_rows(fragments.dk, [work.logits.softmax_scale] * 2)
-        if self.config.has_kv_lengths:
-            present = [row < work.seq.q_len for row in fragments.place.rows]
-            mma.keep_rows(fragments.dk, present)
-            mma.keep_rows(fragments.dv, present)
         # no wait before overwriting V: only this warpgroup's wgmma read its rows, and all have retired
         config = self.config
         self.round_to_smem(fragments.dv, smem.v[None, None, wg], config.v_columns)
@@ -886,6 +921,27 @@ class BackwardSm90:
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+
+    def store_parts(self, parts: Parts | None, fragments: Fragments, work: Work, wg: Int32) -> None:
+        """Stores the warpgroup's part of dK, not scaled, and of dV from registers, in their order."""
+        assert parts is not None, "only then are there parts"
+        config, tile, grid = self.config, work.tile, work.grid
+        m_blocks = divide(grid.kv_len + (config.tile_n - 1), config.tile_n)
+        part = Int64(tile.batch * grid.kv_heads + tile.q_head) * parts.count + work.split
+        slab = (part * m_blocks + tile.m_block) * WARPGROUPS + wg
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        for pointer, acc, columns in (
+            (parts.dv, fragments.dv, config.head_dim_v),
+            (parts.dk, fragments.dk, config.head_dim),
+        ):
+            place = pointer + (slab * (WARPGROUP_ROWS * columns) + VECTOR * thread)
+            elements = cute.coalesce(acc)
+            for block in range(columns // 8):
+                values = cute.make_rmem_tensor(VECTOR, Float32)
+                for i in range(VECTOR):
+                    values[i] = elements[VECTOR * block + i]
+                target = (place + block * (VECTOR * WARPGROUP)).align(16)
+                cute.make_tensor(target, cute.make_layout(VECTOR)).store(values.load())
 
     def round_to_smem(self, acc: cute.Tensor, target: cute.Tensor, columns: int) -> None:
         """dK or dV of the warpgroup to its rows of smem, in 16 bit; zeros where it has fewer columns."""

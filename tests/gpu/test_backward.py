@@ -28,6 +28,7 @@ SHAPES = [
     *({"q": n, "kv_heads": 1, "group": 2, "batch": (1,)} for n in LENGTHS),
     *({"q": q, "k": k, "group": 2} for q, k in UNEQUAL),
     *({"q": 200, "k": 333, "group": group} for group in (1, 3, 8, 16)),
+    {"q": 1000, "k": 700, "batch": (1,), "kv_heads": 1, "group": 15},  # CTAs share a tile's query heads
     {"q": 200, "k": 333, "batch": (2, 3)},
     {"q": 200, "k": 333, "batch": ()},
     {"q": 200, "k": 333, "layout": "BNTH"},
@@ -180,10 +181,11 @@ def test_vmap_gives_what_a_loop_gives():
         {"head_dim": 192, "causal": True},
         {"head_dim": 192, "head_dim_v": 128},
         {"causal": True},
+        {"causal": True, "kv_heads": 1, "group": 32, "batch": (1,)},
         {"window": (300, 200)},
         {"segments": 5, "causal": True, "kv_lengths": (900, 700)},
     ],
-    ids=["d64", "d256", "d192-causal", "d192-v128", "causal", "window", "segments"],
+    ids=["d64", "d256", "d192-causal", "d192-v128", "causal", "shared-heads", "window", "segments"],
 )
 def test_deterministic_gradients_are_the_same_bits_in_every_run(feature):
     x = testing.random(Cell(**{**FEATURE, "q": 1000, "k": 1500, "kv_heads": 8, **feature}))

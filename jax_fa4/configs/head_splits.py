@@ -1,0 +1,35 @@
+"""How many CTAs of a backward share the query heads of a kv head: where tiles of keys are few, some would do it all."""
+
+from __future__ import annotations
+
+__all__ = ["head_splits"]
+
+MULTIPROCESSORS = 132  # of an H200; with a few less the choice is much the same
+MAX_SPLITS = 8  # more have never been better: each adds a part of dk and dv in float32
+# In steps, tiles of queries that a CTA computes with (2.3 us at head dim 128): a CTA writes 128 KiB of parts, and as
+# much is read again at the speed of memory; a call with parts has two kernels more.
+PART_STEPS, LAUNCH_STEPS = 4, 2
+
+
+def head_splits(
+    *, key_tiles: int, group: int, q_tiles: int, part_floats: int, dq_floats: int, longest_first: bool
+) -> int:
+    """CTAs for each of `key_tiles` tiles of keys, over all kv heads and batch entries; 1 to `group`.
+
+    A tile of keys meets `q_tiles` tiles of queries of each of `group` heads, half as many on average if they are
+    sorted `longest_first`. `part_floats` and `dq_floats` are floats of one part of dk and dv and of dq: all parts
+    together are at most half of dq.
+    """
+
+    def steps(splits: int) -> float:
+        """The longest that a multiprocessor is busy."""
+        ctas, longest = key_tiles * splits, -(-group // splits) * q_tiles
+        extra = PART_STEPS * ctas / MULTIPROCESSORS + LAUNCH_STEPS if splits > 1 else 0.0
+        if longest_first:
+            return max(longest, ctas * longest / 2 / MULTIPROCESSORS) + extra
+        return -(-ctas // MULTIPROCESSORS) * longest + extra
+
+    # with 5 heads 4 splits would have 2, 2, 1 and none
+    counts = {-(-group // heads) for heads in range(1, group + 1)}
+    allowed = [n for n in sorted(counts) if n == 1 or (n <= MAX_SPLITS and 2 * n * part_floats <= dq_floats)]
+    return min(allowed, key=steps)
