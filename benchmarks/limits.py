@@ -3,11 +3,11 @@
     python benchmarks/limits.py [--cells d128,d256] [--out limits.json]
 
 Needs an NVIDIA GPU, `ncu` on the path with access to the hardware counters, and cubins in the cache. A row is the
-longest kernel of a call of jax_fa4 on one of the cells of `python -m jax_fa4 bench`, run once with a cold L2: its part of
-the call's time, and how busy units were, in percent of what they can do: the tensor cores (bfloat16 products), the unit
-that takes exponentials, the slots in which instructions are issued, shared memory as loads and stores see it, the L2 and
-the device memory. Beside them, from calls that follow each other for half a second: the clock of the SMs and the power
-drawn, which tell whether the card had to slow down.
+longest kernel of a call of jax_fa4 on one of the cells of `python -m jax_fa4 bench`, run once with a cold L2: its
+part of the call's time, and how busy units were, in percent of what they can do: the tensor cores (bfloat16
+products), the unit that takes exponentials, the slots in which instructions are issued, shared memory as loads and
+stores see it, the L2 and the device memory. Beside them, from calls that follow each other for half a second: the
+clock of the SMs and the power drawn, which tell whether the card had to slow down.
 """
 
 from __future__ import annotations
