@@ -91,8 +91,6 @@ def _pointers(config: Any) -> dict[str, Any]:
         for param in config.params
         if isinstance(param, PointerParam)
     }
-    if "dq_tiles" in pointers:
-        pointers["dq_sum"] = pointers.pop("dq_tiles")  # the same place, in another order
     strides = {f"{name}_strides": tuple(cutlass.Int64(0) for _ in range(3)) for name in DENSE if name in pointers}
     return pointers | strides
 
@@ -134,13 +132,11 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Parts, Rows
-    from .sm90.backward_packed import BackwardPackedSm90, Packed
+    from .sm90.backward import BackwardSm90, Packed, Parts, Rows
     from .sm90.backward_wide import BackwardWideSm90
     from .sm90.rows import GlobalRows
 
-    narrow = BackwardPackedSm90 if config.has_cu_seqlens else BackwardSm90
-    implementation: Any = BackwardWideSm90 if config.is_wide else narrow
+    implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90
     kernel = implementation(config)
     implementation.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     d, e = config.head_dim, config.head_dim_v
@@ -149,13 +145,13 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     pointers["key_blocks"] = pointers.get("query_blocks")  # to the kernel, keys are what sees
     rows, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Inputs))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    packed: tuple[Any, ...] = ()
+    others: dict[str, Any] = {}
     if config.has_cu_seqlens:
         dk, dv = (GlobalRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) for name in ("dk", "dv"))
-        packed = (Packed(pointers["kv_schedule"], dk, dv), cutlass.Int32(1))
+        others["packed"] = Packed(pointers["kv_schedule"], dk, dv, cutlass.Int32(1))
     if config.splits_heads:
-        packed = (Parts(pointers["dk_sum"], pointers["dv_sum"], cutlass.Int32(1)),)
-    return cute.compile(kernel.launch, *arrays, rows, inputs, grid, *packed, options=options).artifacts
+        others["parts"] = Parts(pointers["dk_sum"], pointers["dv_sum"], cutlass.Int32(1))
+    return cute.compile(kernel.launch, *arrays, rows, inputs, grid, **others, options=options).artifacts
 
 
 def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
@@ -178,7 +174,8 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
 
-    from .sm90.postprocess import PostprocessSm90
+    from .sm90.postprocess import PackedQueries, PostprocessSm90
+    from .sm90.rows import GlobalRows
 
     kernel = PostprocessSm90(config)
     PostprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -186,7 +183,11 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     extents = (cutlass.Int32(1) for _ in range(2))
     parts = None if config.array == "dq" else cutlass.Int32(1)
     source, scale = pointers[f"{config.array}_sum"], pointers.get("softmax_scale")
-    return cute.compile(kernel.launch, array, source, scale, *extents, parts, options=options).artifacts
+    packed = None
+    if config.has_cu_seqlens:
+        dq = GlobalRows(pointers["dq"], *(cutlass.Int64(0) for _ in range(3)))
+        packed = PackedQueries(pointers["q_schedule"], dq, cutlass.Int32(1))
+    return cute.compile(kernel.launch, array, source, scale, *extents, parts, packed, options=options).artifacts
 
 
 def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:

@@ -112,36 +112,9 @@ class TileConfig:
         return round_up(self.head_dim_v, self.slab)
 
     @property
-    def parts(self) -> int:
-        """CTAs that share the columns of dk and dv."""
-        return 1
-
-    @property
-    def part_columns(self) -> int:
-        """Of dk, in a CTA."""
-        return self.columns
-
-    @property
-    def v_part_columns(self) -> int:
-        """Of dv, in a CTA."""
-        return self.v_columns
-
-    @property
-    def sums_columns(self) -> bool:
-        """Whether a warpgroup sums 64 columns of a tile of dq, transposed, instead of 64 of its rows."""
-        return self.is_wide
-
-    @property
-    def sums_tiles(self) -> bool:
-        """Whether dq is summed in tiles, not in rows: a tile of a packed sequence begins anywhere."""
-        return not self.has_cu_seqlens
-
-    @property
     def sum_columns(self) -> int:
-        """Of a row of dq's sum: head_dim, padded to what neighbouring threads add side by side or warpgroups sum."""
-        if self.is_wide:
-            return round_up(self.head_dim, self.slab)
-        return self.head_dim if self.sums_tiles else round_up(self.head_dim, MMA_COLUMNS)
+        """Of a row of dq's sum: head_dim, padded to what warpgroups sum where those of two CTAs do."""
+        return round_up(self.head_dim, self.slab) if self.is_wide else self.head_dim
 
     @property
     def dq_tile_floats(self) -> int:
@@ -155,20 +128,23 @@ class TileConfig:
 
     @property
     def dq_sum(self) -> PointerParam:
-        """The float32 array that dq is summed in: rows, or tiles in the order of the threads' registers.
+        """The float32 array that dq is summed in: tiles in the order of the threads' registers.
 
         Of a tile, slabs of 64 queries follow each other; of a slab, blocks of eight columns; of a block, the threads of
         a warpgroup; of a thread, its two columns of one query, then of that eight rows below.
         """
-        name, rows = ("dq_tiles", "padded_q_len") if self.sums_tiles else ("dq_sum", "q_len")
-        dims: tuple[Extent, ...] = ("batch", "q_heads", rows, "sum_columns")  # type: ignore[assignment]
-        return PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16)
+        dims: tuple[Extent, ...] = ("batch", "q_heads", self.tile_rows, "sum_columns")
+        return PointerParam(name="dq_sum", dtype="float32", dims=dims, pointee_align=16)
+
+    @property
+    def tile_rows(self) -> Extent:
+        """Of what has a row for each query of each tile; tiles of packed sequences have places of their own."""
+        return "q_slot_rows" if self.has_cu_seqlens else "padded_q_len"
 
     @property
     def statistics(self) -> tuple[PointerParam, ...]:
-        """Two numbers a query; tiles of packed sequences have places of their own."""
-        rows: Extent = "q_slot_rows" if self.has_cu_seqlens else "padded_q_len"
-        dims: tuple[Extent, ...] = ("batch", "q_heads", rows)
+        """Two numbers a query."""
+        dims: tuple[Extent, ...] = ("batch", "q_heads", self.tile_rows)
         return tuple(
             PointerParam(name=name, dtype="float32", dims=dims, pointee_align=16) for name in ("lse_log2", "delta")
         )
@@ -277,11 +253,15 @@ class PostprocessConfig(TileConfig):
         extents: tuple[Extent, ...] = ("q_len", "q_heads")
         if self.array != "dq":
             extents = ("kv_len", "kv_heads", "head_splits")
+        dims: tuple[Extent, ...] = (*QUERY_EXTENTS, "head_dim")
+        packed = (schedule_param("q"), *rows_of("dq", self.dtype, dims)) if self.has_cu_seqlens else ()
         return (
             self.tensor_map(self.array, self.tile_m),
             self.dq_sum if self.array == "dq" else parts_param(self.array),
             *((PointerParam(name="softmax_scale", dtype="float32"),) if self.array != "dv" else ()),
             *(ScalarParam(name=name) for name in extents),
+            *packed,
+            *self.slots,
         )
 
 
@@ -372,7 +352,7 @@ class BackwardConfig(TileConfig):
     @property
     def postprocess(self) -> PostprocessConfig:
         """The kernel that runs after."""
-        # it adds nothing, and knows no sequences
+        # it adds nothing
         return PostprocessConfig(**{**self._shared(), "deterministic": False})
 
     @property
@@ -479,7 +459,7 @@ class BackwardConfig(TileConfig):
     @property
     def dq_bytes(self) -> int:
         """Of a tile of dq in float32, if it leaves through shared memory."""
-        return 0 if self.has_cu_seqlens else WARPGROUPS * self.dq_part_floats * FLOAT_BYTES
+        return WARPGROUPS * self.dq_part_floats * FLOAT_BYTES
 
     @property
     def barrier_bytes(self) -> int:
@@ -522,7 +502,6 @@ class BackwardConfig(TileConfig):
             *self._packed,
             *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),
-            *self.slots,
             *self._parts,
         )
 
@@ -536,7 +515,7 @@ class BackwardConfig(TileConfig):
             return ()
         columns: tuple[tuple[str, Extent], ...] = (("dk", "head_dim"), ("dv", "head_dim_v"))
         arrays = (rows_of(name, self.dtype, (*KEY_EXTENTS, dim)) for name, dim in columns)
-        return (schedule_param("kv"), *(param for array in arrays for param in array))
+        return (schedule_param("kv"), *(param for array in arrays for param in array), *self.slots)
 
     @property
     def _elements_a_row(self) -> int:

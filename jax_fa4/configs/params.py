@@ -55,6 +55,9 @@ Extent = Literal[
     "kv_places",
     "q_slots",  # places of their own for the tiles of a batch entry
     "q_slot_rows",
+    "dq_batch_stride",
+    "dq_row_stride",
+    "dq_head_stride",
     "dk_batch_stride",
     "dk_row_stride",
     "dk_head_stride",

@@ -126,8 +126,6 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
     kind = BackwardWideConfig if is_wide else BackwardConfig
-    if spec.mask.has_cu_seqlens:
-        row = dataclasses.replace(row, q_stages=2)  # a third would have no use: Q is free before dS is made
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 

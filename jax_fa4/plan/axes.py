@@ -32,7 +32,6 @@ __all__ = [
     "PER_SEQUENCE",
     "QUERY_BLOCKS",
     "QUERY_SUMS",
-    "QUERY_TILES",
     "QUERY_TURNS",
     "Q_IDS",
     "Q_SCHEDULE",
@@ -80,8 +79,7 @@ class Axes(NamedTuple):
 SCALAR = Axes("", "")
 LSE = Axes("kgt", "kgt")
 ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
-QUERY_SUMS = Axes("kgtw", "kgtw")
-QUERY_TILES = Axes("kgpw", "kgpw")
+QUERY_SUMS = Axes("kgpw", "kgpw")
 QUERY_TURNS = Axes("kgmu", "kgmu")
 KEY_PARTS, VALUE_PARTS = Axes("klSd", "klSd"), Axes("klSe", "klSe")
 SINKS = Axes("kg", "kg")

@@ -20,7 +20,7 @@ from jax_fa4.spec import Layout
 __all__ = ["backward", "operand_names", "result_names"]
 
 GRADIENTS = ("dq", "dk", "dv")
-SCRATCH = ("dq_sum", "dq_tiles", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
+SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
 
 
 def operand_names(
@@ -58,11 +58,12 @@ def backward(
     buffers = Buffers(operands, results, config, layout, others)
     is_packed = config.has_cu_seqlens
     configs: tuple[Config, ...] = (*schedules, *config.kernels)
+    queries = buffers.query_slots() if is_packed else buffers.query_tiles()
     grids = (
         *(buffers.one_cta() for _ in schedules),
-        buffers.query_slots() if is_packed else buffers.query_tiles(),
+        queries,
         buffers.listed_keys() if is_packed else buffers.backward_ctas(config),
-        buffers.query_tiles(),
+        queries,
         *(buffers.key_tiles() for _ in config.key_postprocess),
     )
     return Plan(

@@ -33,7 +33,6 @@ from jax_fa4.plan.axes import (
     Q_SCHEDULE,
     QUERY_BLOCKS,
     QUERY_SUMS,
-    QUERY_TILES,
     QUERY_TURNS,
     ROW_STATISTICS,
     SCALAR,
@@ -69,7 +68,6 @@ ARRAYS = {
     "lse_log2": ROW_STATISTICS,
     "delta": ROW_STATISTICS,
     "dq_sum": QUERY_SUMS,
-    "dq_tiles": QUERY_TILES,
     "dq_turn": QUERY_TURNS,
     "dk_sum": KEY_PARTS,
     "dv_sum": VALUE_PARTS,
@@ -154,10 +152,10 @@ class Buffers:
             number, axes, _ = self.buffers["dk_sum"]
             padded = extents["kv_tiles"] * as_expr(config.tile_n)
             extents |= {"head_splits": axes.size(number, "l"), "padded_kv_len": padded}
-        for name, row, head in (("q", "t", "g"), ("out", "t", "g"), ("dk", "s", "k"), ("dv", "s", "k")):
+        for name, row_and_head in (("q", "tg"), ("out", "tg"), ("dq", "tg"), ("dk", "sk"), ("dv", "sk")):
             if name in self.buffers:
                 number, axes, _ = self.buffers[name]
-                steps = {"batch": "", "row": row, "head": head}
+                steps = dict(zip(("batch", "row", "head"), ("", *row_and_head), strict=True))
                 extents |= {f"{name}_{what}_stride": axes.stride(number, letter) for what, letter in steps.items()}
         for name in ("mask", "bias"):
             if name in self.buffers:

@@ -268,10 +268,9 @@ def _backward(
         name: known[name] if name in known else logical(name, x, configs[0])
         for name in backward.operand_names(configs[0], schedules[0], is_fused=spec.is_fused)
     }
-    sum_name = configs[0].dq_sum.name
     results = {
         **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
-        sum_name: ((*rows[:-1], padded if configs[0].sums_tiles else t, configs[0].sum_columns), "float32"),
+        "dq_sum": ((*rows[:-1], padded, configs[0].sum_columns), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
@@ -286,7 +285,7 @@ def _backward(
     made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, other_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
-        gradients["softmax_scale"] = of_scale(x, made[sum_name], configs[0])
+        gradients["softmax_scale"] = of_scale(x, made["dq_sum"], tile_m)
     if "sinks" in wrt:
         delta = (
             made["delta"][..., :t] if x.cu_seqlens_q is None else delta_of(known["out"], known["dout"], known["dlse"])

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from jax_fa4.configs import BackwardConfig
 from jax_fa4.operands import Operands
 from jax_fa4.rules.logical import query_heads
+from jax_fa4.sequences import sequence_of
 
 __all__ = ["delta_of", "of_scale", "of_sinks"]
 
 
-def of_scale(x: Operands, dq_sum: jax.Array, config: BackwardConfig) -> jax.Array:
-    """[] from dq before it is scaled, float32 in the order in which the kernels of `config` add it."""
-    dq = (_from_tiles(dq_sum) if config.sums_tiles else _from_rows(dq_sum))[..., : x.q.shape[-3], : x.q.shape[-1]]
+def of_scale(x: Operands, dq_sum: jax.Array, tile_m: int) -> jax.Array:
+    """[] from dq before it is scaled, float32 in tiles of `tile_m` queries as the kernels add it."""
+    dq = _from_tiles(dq_sum)[..., : x.q.shape[-1]]
+    if x.cu_seqlens_q is None:
+        dq = dq[..., : x.q.shape[-3], :]
+    else:
+        rows = jnp.broadcast_to(_slot_rows(x.cu_seqlens_q, x.q.shape[-3], tile_m), (*x.batch, x.q.shape[-3]))
+        dq = jnp.take_along_axis(dq, rows[..., None, None, :, None], axis=-2)
     q = query_heads(x.q, dq_sum.shape[-3]).swapaxes(-2, -3).astype(dq.dtype)
     terms = jnp.where(dq == 0, 0, dq * q)  # a query that sees no key may be NaN
     return terms.sum().astype(x.softmax_scale.dtype)
 
 
-def _from_rows(dq_sum: jax.Array) -> jax.Array:
-    """[*B, K, G, T, W]: places 16 j + 4 t + 2 h + p of a row are columns 16 j + 8 h + 2 t + p."""
-    *rows, columns = dq_sum.shape
-    return jnp.swapaxes(dq_sum.reshape(*rows, columns // 16, 4, 2, 2), -3, -2).reshape(*rows, columns)
+@functools.partial(jnp.vectorize, excluded=(1, 2), signature="(i)->(t)")
+def _slot_rows(cu_seqlens: jax.Array, q_len: int, tile_m: int) -> jax.Array:
+    """[T] int32: where queries of packed sequences lie in what has a place for each of their tiles of `tile_m`.
+
+    Those places are what kernels/core/packed.py says.
+    """
+    rows = jnp.arange(q_len, dtype=jnp.int32)
+    begins = jnp.concatenate([jnp.zeros(1, jnp.int32), cu_seqlens.astype(jnp.int32)])
+    number = sequence_of(rows, begins)  # rows before the first offset count as a sequence, too
+    first = begins[number]
+    slot = first // tile_m + number + (rows - first) // tile_m
+    return slot * tile_m + (rows - first) % tile_m
 
 
 def _from_tiles(dq_sum: jax.Array) -> jax.Array:

@@ -14,7 +14,18 @@ from cutlass import Int32
 from .divide import divide
 from .seqlen import Index, Sequence
 
-__all__ = ["FIELDS", "PackedTile", "end_row", "first_slot", "num_slots", "num_tiles", "read_count", "read_tile"]
+__all__ = [
+    "FIELDS",
+    "PackedTile",
+    "SlotRows",
+    "end_row",
+    "first_slot",
+    "num_slots",
+    "num_tiles",
+    "read_count",
+    "read_tile",
+    "slot_rows",
+]
 
 FIELDS = 8  # int32 of a tile in a schedule: those of PackedTile
 
@@ -42,6 +53,15 @@ class PackedTile(NamedTuple):
         """What the tile's rows see; the last of them stands at the other side's last."""
         diagonal = self.other_length - self.length
         return Sequence.aligned(self.length, self.other_length, diagonal, window_left, window_right)
+
+
+class SlotRows(NamedTuple):
+    """A tile's rows: those from `first` on of a sequence of `room` rows that begins at row `begin` of the array."""
+
+    begin: Index
+    room: Index
+    length: Index  # rows of the sequence that take part
+    first: Index
 
 
 def num_tiles(room: Index, tile_m: int) -> Index:
@@ -80,3 +100,14 @@ def read_tile(schedule: cute.Pointer, position: Index) -> PackedTile:
     first = schedule + (position + 1) * FIELDS
     parts = [cute.make_tensor((first + half * i).align(16), cute.make_layout(half)).load() for i in range(2)]
     return PackedTile(*(part[i] for part in parts for i in range(half)))
+
+
+def slot_rows(schedule: cute.Pointer, slot: Index, rows: Index, tile_m: int) -> SlotRows:
+    """The rows of the tile at a place of its own, of an array of `rows`; a place may have none.
+
+    Where offsets descend a schedule may hold anything: what is returned lies within the array.
+    """
+    tile = read_tile(schedule, slot)
+    begin = cutlass.max(cutlass.min(tile.begin, rows), 0)
+    room = cutlass.min(tile.room, rows - begin)
+    return SlotRows(begin, room, cutlass.min(tile.length, room), cutlass.max(tile.first_row(tile_m), 0))

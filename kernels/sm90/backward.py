@@ -46,6 +46,10 @@ and dout have head_dim_v columns):
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
     dq_sum          float32*  [batch, q_heads, padded_q_len, sum_columns]  added to
     dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic
+    kv_schedule     int32*    as core/schedule.py lists tiles, in the order "sequences"; only with has_cu_seqlens, like
+    dk dv           the config's type*  [batch, kv_len, kv_heads, head_dim] by strides: their addresses, again, and
+    dk_*_stride dv_*_stride   int64 each, * batch, row, head: in elements
+    q_slots         int32     places of a batch entry's tiles of queries
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
                     place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
@@ -56,6 +60,10 @@ and dout have head_dim_v columns):
 Grid (ceil(kv_len / tile_n) * kv_heads * batch * head_splits, 1, 1), block (threads, 1, 1), no cluster. With q_len = 0
 nothing is copied through the maps of q and dout. With splits_heads each CTA writes its part of dK, not scaled, and of
 dV in tiles of registers as of dQ, and postprocess makes their sums.
+
+With has_cu_seqlens q_len and kv_len are those of all sequences, lse_log2, delta, dq_sum and dq_turn have q_slots tiles
+in place of those of q_len, and a CTA has a tile of the schedule, or none. A copy brings rows of the next sequence, too:
+what could reach others is cleared, and dK and dV of a warpgroup that has some go to global memory row by row.
 """
 
 from __future__ import annotations
@@ -74,11 +82,13 @@ from ..core.bounds import Bounds, Visit
 from ..core.dense import Dense
 from ..core.divide import divide, divide_with_rest
 from ..core.inputs import Inputs, key_blocks, read, sequence, window
+from ..core.packed import PackedTile, read_count, read_tile
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch, partition
 from . import mma
+from .rows import GlobalRows, store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig
@@ -113,6 +123,15 @@ class Parts(NamedTuple):
     dk: cute.Pointer
     dv: cute.Pointer
     count: Int32
+
+
+class Packed(NamedTuple):
+    """What a call with packed sequences has beside others."""
+
+    schedule: cute.Pointer
+    dk: GlobalRows
+    dv: GlobalRows
+    q_slots: Int32
 
 
 class Rows(NamedTuple):
@@ -160,9 +179,26 @@ class Work(NamedTuple):
     first_head: Int32  # query head
     heads: Int32
     split: Int32 | int  # of the kv head's query heads
+    m_blocks: Int32  # tiles of queries of a head in lse_log2, delta, dq_sum and dq_turn
+    packed: PackedTile | None
     seq: Sequence  # of the transposed problem, where a key sees queries
     visit: Visit
     logits: Logits
+
+    @property
+    def begin(self) -> Int32 | int:
+        """Where the sequence's keys begin among all."""
+        return 0 if self.packed is None else self.packed.begin
+
+    @property
+    def q_begin(self) -> Int32 | int:
+        """Where the sequence's queries begin among all."""
+        return 0 if self.packed is None else self.packed.other_begin
+
+    def q_tile(self, head: Int32, m_block: Int32) -> Int64:
+        """Place of a tile of queries in what has some for each tile; `head` counts those of the batch entry."""
+        first = 0 if self.packed is None else self.packed.other_slot
+        return (Int64(self.tile.batch) * self.grid.q_heads + head) * self.m_blocks + (m_block + first)
 
 
 class Producers(NamedTuple):
@@ -233,7 +269,7 @@ class BackwardSm90:
             tile_n=config.tile_m,
             has_left=config.has_right,
             has_right=config.has_left,
-            has_padding=config.has_kv_lengths,
+            has_padding=config.has_padding,
         )
         bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
         self.scheduler = SingleTile(
@@ -264,6 +300,7 @@ class BackwardSm90:
         inputs: Inputs,
         grid: Grid,
         parts: Parts | None = None,
+        packed: Packed | None = None,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
@@ -280,7 +317,7 @@ class BackwardSm90:
             dk=atom(store, dk, WARPGROUP_ROWS, config.columns) if parts is None else None,
             dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns) if parts is None else None,
         )
-        self.kernel(maps, rows, inputs, grid, parts).launch(
+        self.kernel(maps, rows, packed, inputs, grid, parts).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -288,14 +325,35 @@ class BackwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid, parts: Parts | None) -> None:
+    def kernel(
+        self, maps: Maps, rows: Rows, packed: Packed | None, inputs: Inputs, grid: Grid, parts: Parts | None
+    ) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
                 if cutlass.const_expr(atom is not None):
                     cpasync.prefetch_descriptor(atom)
-        work = self.work(inputs, grid, parts)
-        tile = work.tile
+        index = cute.arch.block_idx()[0]
+        count = 0 if packed is None else read_count(packed.schedule)
+        if cutlass.const_expr(packed is None):
+            self.run(maps, rows, packed, inputs, self.work(inputs, grid, parts, index), parts, warp_index)
+        else:
+            if index < count * grid.kv_heads:
+                self.run(maps, rows, packed, inputs, self.listed(packed, inputs, grid, index, count), parts, warp_index)
+
+    @cute.jit
+    def run(
+        self,
+        maps: Maps,
+        rows: Rows,
+        packed: Packed | None,
+        inputs: Inputs,
+        work: Work,
+        parts: Parts | None,
+        warp_index: Int32,
+    ) -> None:
+        """A tile, in the role of the calling warp."""
+        tile, grid = work.tile, work.grid
         smem = self.allocate()
         ends = make_pipelines(self.edges)
 
@@ -317,10 +375,23 @@ class BackwardSm90:
                 q_stage=Int32(0),
                 ds_stage=Int32(0),
             )
-            self.consume(maps, parts, smem, walk, work, wg, inputs)
+            self.consume(maps, packed, parts, smem, walk, work, wg, inputs)
 
-    def work(self, inputs: Inputs, grid: Grid, parts: Parts | None) -> Work:
-        """The tile of the CTA, and its share of the query heads."""
+    def listed(self, packed: Packed | None, inputs: Inputs, grid: Grid, index: Int32, count: Int32) -> Work:
+        """The tile of CTA `index`, from a schedule of `count`."""
+        assert packed is not None, "only packed sequences have a schedule"
+        group = grid.q_heads // grid.kv_heads
+        transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
+        position, head = self.scheduler.listed(index, count, transposed)
+        found = read_tile(packed.schedule, position)
+        tile = Tile(found.first_row(self.config.tile_n) // self.config.tile_n, head, head, found.batch)
+        left, right = window(inputs)
+        seq = found.sequence(right, left)  # it is the keys that see
+        visit = self.bounds.visit(tile.m_block, seq)
+        return Work(grid, tile, head * group, group, 0, packed.q_slots, found, seq, visit, self.logits(inputs))
+
+    def work(self, inputs: Inputs, grid: Grid, parts: Parts | None, index: Int32) -> Work:
+        """The tile of CTA `index`, and its share of the query heads."""
         logits = self.logits(inputs)
         # the scheduler and the bounds see the transposed problem: tiles of keys, a head for each share of query heads
         group = heads = grid.q_heads // grid.kv_heads
@@ -328,7 +399,7 @@ class BackwardSm90:
         if parts is not None:
             heads, shares = divide(group + (parts.count - 1), parts.count), grid.kv_heads * parts.count
         transposed = Grid(grid.kv_len, grid.q_len * heads, shares, shares, grid.batch)
-        tile = self.scheduler.tile(cute.arch.block_idx()[0], transposed)
+        tile = self.scheduler.tile(index, transposed)
         first_head, split = tile.q_head * group, 0
         if parts is not None:
             kv_head, split = divide_with_rest(tile.q_head, parts.count)
@@ -337,7 +408,8 @@ class BackwardSm90:
         seq = sequence(inputs, grid, tile, window(inputs)).transposed()
         within = key_blocks(inputs, grid._replace(q_len=grid.kv_len), tile, tile.m_block, self.config.tile_n)
         visit = self.bounds.visit(tile.m_block, seq, within)
-        return Work(grid, tile, first_head, heads, split, seq, visit, logits)
+        m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
+        return Work(grid, tile, first_head, heads, split, m_blocks, None, seq, visit, logits)
 
     def logits(self, inputs: Inputs) -> Logits:
         """Cap and scale of the call, as the steps from a score to a weight use them."""
@@ -385,26 +457,27 @@ class BackwardSm90:
     @cute.jit
     def load(self, maps: Maps, rows: Rows, smem: Smem, pipes: Producers, work: Work) -> None:
         """Waits: k.empty, v.empty, q.empty, dout.empty. Signals: the full ones (TMA counts the bytes)."""
-        tile, visit = work.tile, work.visit
+        visit = work.visit
         if visit.num_n_blocks > 0:
-            self.load_keys(maps.k, smem.k, pipes.k, tile, self.config.columns)
+            self.load_keys(maps.k, smem.k, pipes.k, work, self.config.columns)
             for h in cutlass.range(work.heads, unroll=1):
                 head = work.first_head + h
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
                     if h + i == 0:
-                        self.load_keys(maps.v, smem.v, pipes.v, tile, self.config.v_columns)
+                        self.load_keys(maps.v, smem.v, pipes.v, work, self.config.v_columns)
                     # before the next Q, whose slot is free only once dO has been waited for
                     pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     def load_keys(
-        self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, tile: Tile, columns: int
+        self, atom: cute.CopyAtom, target: cute.Tensor, pipe: PipelineProducer, work: Work, columns: int
     ) -> None:
         """K or V of the tile. The ring has one slot, which is free."""
-        slot = pipe.acquire()
+        slot, tile = pipe.acquire(), work.tile
         for wg in range(WARPGROUPS):
-            corner = Corner(tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS, tile.q_head, tile.batch)
+            row = tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS + work.begin
+            corner = Corner(row, tile.q_head, tile.batch)
             fetch(atom, (WARPGROUP_ROWS, columns), corner, target[None, None, wg], slot)
 
     @cute.jit
@@ -413,7 +486,7 @@ class BackwardSm90:
     ) -> Producers:
         """Waits: q.empty. Signals: q.full."""
         slot = pipes.q.acquire_and_advance()
-        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        corner = Corner(m_block * self.config.tile_m + work.q_begin, head, work.tile.batch)
         fetch(maps.q, (self.config.tile_m, self.config.columns), corner, smem.q[None, None, slot.index], slot)
         self.load_row(rows.lse_log2, smem.lse_log2[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
@@ -424,7 +497,7 @@ class BackwardSm90:
     ) -> Producers:
         """Waits: dout.empty. Signals: dout.full."""
         slot = pipes.dout.acquire_and_advance()
-        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch)
+        corner = Corner(m_block * self.config.tile_m + work.q_begin, head, work.tile.batch)
         fetch(maps.dout, (self.config.tile_m, self.config.v_columns), corner, smem.dout[None, None, slot.index], slot)
         self.load_row(rows.delta, smem.delta[None, slot.index], work, head, m_block, slot.barrier)
         return pipes
@@ -440,17 +513,23 @@ class BackwardSm90:
         barrier: cute.Pointer,
     ) -> None:
         """Starts the copy of one statistic of a tile's queries."""
-        tile_m, grid = self.config.tile_m, work.grid
-        m_blocks = (grid.q_len + (tile_m - 1)) // tile_m
-        first = (Int64(work.tile.batch) * grid.q_heads + head) * m_blocks + m_block
-        row = cute.make_tensor((source + first * tile_m).align(16), cute.make_layout(tile_m))
+        tile_m = self.config.tile_m
+        row = cute.make_tensor((source + work.q_tile(head, m_block) * tile_m).align(16), cute.make_layout(tile_m))
         atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
         with cute.arch.elect_one():
             cute.copy(atom, row, target, mbar_ptr=barrier)
 
     @cute.jit
     def consume(
-        self, maps: Maps, parts: Parts | None, smem: Smem, walk: Walk, work: Work, wg: Int32, inputs: Inputs
+        self,
+        maps: Maps,
+        packed: Packed | None,
+        parts: Parts | None,
+        smem: Smem,
+        walk: Walk,
+        work: Work,
+        wg: Int32,
+        inputs: Inputs,
     ) -> None:
         """Waits: all the full ones, ds, clear, store. Signals: q.empty, dout.empty, ds, clear, store."""
         first_row = work.tile.m_block * self.config.tile_n + wg * WARPGROUP_ROWS
@@ -461,7 +540,7 @@ class BackwardSm90:
         visit = work.visit
         if visit.num_n_blocks > 0:
             walk.k.wait()
-            if cutlass.const_expr(self.config.has_kv_lengths):
+            if cutlass.const_expr(self.config.has_padding):
                 self.clear_keys(smem, work)
             for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_step(fragments, smem, walk, work, wg, visit.first)
@@ -469,12 +548,12 @@ class BackwardSm90:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         walk = self.step(fragments, smem, walk, work, wg, span.first - i, span.right, span.left)
                 walk = self.last_step(fragments, smem, walk, work, wg)
-        if self.config.has_kv_lengths:
+        if self.config.has_padding:
             present = [row < work.seq.q_len for row in fragments.place.rows]
             mma.keep_rows(fragments.dk, present)
             mma.keep_rows(fragments.dv, present)
         if cutlass.const_expr(parts is None):
-            self.finish(maps, smem, fragments, work, wg, first_row)
+            self.finish(maps, packed, smem, fragments, work, wg, first_row)
         else:
             self.store_parts(parts, fragments, work, wg)
 
@@ -543,7 +622,7 @@ class BackwardSm90:
         """
         config, seq = self.config, work.seq
         seen = seq.q_len - work.tile.m_block * config.tile_n
-        if seen < config.tile_n and seq.q_len < work.grid.kv_len:
+        if seen < config.tile_n and work.begin + seq.q_len < work.grid.kv_len:
             for wg in cutlass.range_constexpr(WARPGROUPS):
                 first = cutlass.max(seen - wg * WARPGROUP_ROWS, 0)
                 self.clear_rows(smem.k[None, None, wg], first, WARPGROUP_ROWS, config.columns)
@@ -554,7 +633,7 @@ class BackwardSm90:
         """Zeroes rows of Q and dO beyond the sequence, as of K. Waits: dout.full, clear. Signals: clear."""
         config, seq = self.config, work.seq
         seen = seq.kv_len - m_block * config.tile_m
-        if seen < config.tile_m and seq.kv_len < work.grid.q_len:
+        if seen < config.tile_m and work.q_begin + seq.kv_len < work.grid.q_len:
             walk.dout.wait()  # dO(m) has landed, as Q(m) has
             q, dout = walk.q_stage, walk.dout.current_handle().index
             self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
@@ -579,7 +658,7 @@ class BackwardSm90:
         """S, P and dS of a head's first tile of queries; that tile may be cut by any edge of the mask."""
         slot = walk.q.wait_and_advance()  # Q(m) has landed
         walk = walk._replace(m_block=m_block, q_stage=slot.index)
-        if cutlass.const_expr(self.config.has_q_lengths):
+        if cutlass.const_expr(self.config.clears_queries):
             self.clear_queries(smem, walk, work, m_block)
         warpgroup.fence()
         self.issue_scores(fragments, slot.index)
@@ -842,9 +921,7 @@ class BackwardSm90:
     @cute.jit
     def add_queries(self, rows: Rows, smem: Smem, work: Work, wg: int) -> None:
         """A warp adds warpgroup wg's parts of dQ to global memory. Waits: dq.full, its turn. Signals: dq.empty."""
-        visit, grid, config = work.visit, work.grid, self.config
-        m_blocks = (grid.q_len + (config.tile_m - 1)) // config.tile_m
-        first_head = work.tile.batch * grid.q_heads + work.first_head
+        visit, config = work.visit, self.config
         for h in cutlass.range(work.heads, unroll=1):
             for i in cutlass.range(visit.num_n_blocks, unroll=1):
                 m_block = visit.first - i
@@ -852,7 +929,7 @@ class BackwardSm90:
                 cute.arch.barrier(barrier_id=NamedBarrierId.DQ_FULL + wg, number_of_threads=HANDOVER)
                 cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what the warpgroup wrote
                 if cute.arch.lane_idx() == 0:
-                    tile = Int64(first_head + h) * m_blocks + m_block
+                    tile = work.q_tile(work.first_head + h, m_block)
                     turn = self.take_turn(rows, tile * config.dq_parts + wg, m_block, work)
                     size = self.part_bytes(wg)
                     if cutlass.const_expr(size > 0):
@@ -896,6 +973,7 @@ class BackwardSm90:
     def finish(
         self,
         maps: Maps,
+        packed: Packed | None,
         smem: Smem,
         fragments: Fragments,
         work: Work,
@@ -910,17 +988,49 @@ class BackwardSm90:
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)  # K is read no more
         self.round_to_smem(fragments.dk, smem.k[None, None, wg], config.columns)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
-        if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
+        barrier = NamedBarrierId.STORE + wg
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+        is_whole = cutlass.Boolean(True)
+        if cutlass.const_expr(packed is not None):
+            rows = self.rows_left(work, first_row)
+            is_whole = rows >= WARPGROUP_ROWS
+            if (rows > 0) & (rows < WARPGROUP_ROWS):
+                self.store_rows(packed, smem, work, first_row, rows, wg, barrier)
+        if (cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0) & is_whole:
             for atom, tiles, columns in (
                 (maps.dv, smem.v, config.v_columns),
                 (maps.dk, smem.k, config.columns),
             ):
-                corner = Corner(first_row, work.tile.q_head, work.tile.batch)
+                corner = Corner(first_row + work.begin, work.tile.q_head, work.tile.batch)
                 source, destination = partition(atom, (WARPGROUP_ROWS, columns), corner, tiles[None, None, wg])
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
+
+    def rows_left(self, work: Work, first_row: Int32) -> Int32:
+        """How many of its keys a packed sequence still has at `first_row`."""
+        assert work.packed is not None, "others have all rows of an array"
+        return work.packed.room - first_row
+
+    def store_rows(
+        self,
+        packed: Packed | None,
+        smem: Smem,
+        work: Work,
+        first_row: Int32,
+        rows: Int32,
+        wg: Int32,
+        barrier: Int32,
+    ) -> None:
+        """The first `rows` of the warpgroup's rows of dK and dV."""
+        assert packed is not None, "only then are rows stored one by one"
+        config, tile = self.config, work.tile
+        for array, tiles, columns, head_dim in (
+            (packed.dv, smem.v, config.v_columns, config.head_dim_v),
+            (packed.dk, smem.k, config.columns, config.head_dim),
+        ):
+            start = array.row(tile.batch, work.begin + first_row, tile.q_head)
+            store_rows(tiles[None, None, wg], start, array.row_stride, rows, columns, head_dim, barrier)
 
     def store_parts(self, parts: Parts | None, fragments: Fragments, work: Work, wg: Int32) -> None:
         """Stores the warpgroup's part of dK, not scaled, and of dV from registers, in their order."""

@@ -1,14 +1,17 @@
 """Hopper backward, last kernel: dq = softmax_scale * dq_sum, rounded to the inputs' type.
 
-`dq_sum` holds the columns of a row as the main kernel adds them (`BackwardSm90.reduce_queries`): places
-16 j + 4 t + (0, 1, 2, 3) are columns 16 j + 2 t + (0, 1, 8, 9).
+`dq_sum` holds tiles in the order of registers, see `BackwardSm90.hand_over`.
 
 A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConfig.params` lists them:
 
     dq             map       (head_dim, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
-    dq_sum         float32*  [batch, q_heads, q_len, sum_columns], or dq_tiles: [..., padded_q_len, sum_columns]
+    dq_sum         float32*  [batch, q_heads, padded_q_len, sum_columns]
     softmax_scale  float32*  one element
     q_len q_heads  int32 each
+    q_schedule     int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens, like
+    dq             the config's type*  [batch, q_len, q_heads, head_dim] by strides: its address, again, and
+    dq_*_stride    int64 each, * batch, row, head: in elements
+    q_slots        int32     places of a batch entry's tiles
 
 or, where CTAs of the main kernel have shared a kv head's query heads, tile_m keys of a kv head:
 
@@ -17,29 +20,50 @@ or, where CTAs of the main kernel have shared a kv head's query heads, tile_m ke
     softmax_scale   float32*  one element; not for dv
     kv_len kv_heads head_splits   int32 each
 
-Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), of keys likewise, block (128, 1, 1).
+Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), of keys likewise, block (128, 1, 1). With has_cu_seqlens a tile is
+one of a packed sequence, dq_sum has q_slots tiles, and so has the grid; a tile that is not full is stored row by row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from ..core.barriers import NamedBarrierId
+from ..core.packed import SlotRows, slot_rows
 from ..core.tma import Corner, partition
 from . import mma
+from .rows import GlobalRows, store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PostprocessConfig
 
-__all__ = ["PostprocessSm90"]
+__all__ = ["PackedQueries", "PostprocessSm90"]
 
 VECTOR = 4  # floats in 16 bytes
 WARPGROUP = 128
 SLAB = 64  # columns of a swizzle atom
+
+
+class PackedQueries(NamedTuple):
+    """What a call with packed sequences has beside others."""
+
+    schedule: cute.Pointer
+    dq: GlobalRows
+    q_slots: Int32
+
+
+class Source(NamedTuple):
+    """A tile in float32, or several of which the sum is meant."""
+
+    tile: cute.Pointer
+    scale: Float32
+    parts: Int32 | None  # None: one
+    part_floats: Int64  # from one to the next
 
 
 class PostprocessSm90:
@@ -59,13 +83,14 @@ class PostprocessSm90:
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
+        packed: PackedQueries | None,
     ) -> None:
         """`dq`, or dk or dv, is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
         store = cpasync.CopyBulkTensorTileS2GOp()
         dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, self.columns))
-        self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads, parts).launch(
+        self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads, parts, packed).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
 
@@ -78,64 +103,77 @@ class PostprocessSm90:
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
+        packed: PackedQueries | None,
     ) -> None:
+        tile_m = self.config.tile_m
+        m_blocks = (q_len + (tile_m - 1)) // tile_m if packed is None else packed.q_slots
+        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
+        m_block = cute.arch.block_idx()[0] - head * m_blocks
+        batch = head // q_heads
+        scale = Float32(1.0) if softmax_scale is None else cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
+        source = Source(
+            dq_sum + (Int64(head if parts is None else head * parts) * m_blocks + m_block) * self.config.dq_tile_floats,
+            scale,
+            parts,
+            Int64(m_blocks) * self.config.dq_tile_floats,
+        )
+        rows = self.rows(packed, q_len, m_block, batch * m_blocks + m_block)
+        if cutlass.const_expr(packed is None):
+            self.turn(dq_map, source, packed, rows, batch, head - batch * q_heads)
+        else:
+            if rows.first < rows.room:
+                self.turn(dq_map, source, packed, rows, batch, head - batch * q_heads)
+
+    def rows(self, packed: PackedQueries | None, q_len: Int32, m_block: Int32, slot: Int32) -> SlotRows:
+        """Of a tile; `slot`: its place in a schedule."""
+        if packed is None:
+            return SlotRows(0, q_len, q_len, m_block * self.config.tile_m)
+        return slot_rows(packed.schedule, slot, q_len, self.config.tile_m)
+
+    @cute.jit
+    def turn(
+        self,
+        dq_map: cute.CopyAtom,
+        source: Source,
+        packed: PackedQueries | None,
+        rows: SlotRows,
+        batch: Int32,
+        head: Int32,
+    ) -> None:
+        """The tile, to `rows` of the array: by its map, which drops rows beyond the array, or one by one."""
         config = self.config
         smem = cutlass.memory.SmemAllocator()
         layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
         tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
-        scale = Float32(1.0) if softmax_scale is None else cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
-        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m
-        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
-        m_block = cute.arch.block_idx()[0] - head * m_blocks
-
-        if cutlass.const_expr(config.sums_tiles):
-            first = head if parts is None else head * parts
-            dq_tile = dq_sum + (Int64(first) * m_blocks + m_block) * config.dq_tile_floats
-            self.turn_tile(dq_tile, tile, scale, parts, Int64(m_blocks) * config.dq_tile_floats)
-        else:
-            self.turn_rows(dq_sum, tile, scale, head, m_block, q_len)
-
+        self.turn_tile(source, tile)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         cute.arch.sync_threads()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            batch = head // q_heads
-            corner = Corner(m_block * config.tile_m, head - batch * q_heads, batch)
+        is_whole = cutlass.Boolean(True)
+        if cutlass.const_expr(packed is not None):
+            is_whole = rows.room - rows.first >= config.tile_m
+            if not is_whole:
+                self.store_rows(packed, tile, rows, batch, head)
+        if (cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0) & is_whole:
+            corner = Corner(rows.begin + rows.first, head, batch)
             block = (config.tile_m, self.columns)
-            source, destination = partition(dq_map, block, corner, tile[None, None, 0])
-            cute.copy(dq_map, source, destination)
+            rounded, destination = partition(dq_map, block, corner, tile[None, None, 0])
+            cute.copy(dq_map, rounded, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has left smem, so the CTA may go
 
-    @cute.jit
-    def turn_rows(
-        self, dq_sum: cute.Pointer, tile: cute.Tensor, scale: Float32, head: Int32, m_block: Int32, q_len: Int32
+    def store_rows(
+        self, packed: PackedQueries | None, tile: cute.Tensor, rows: SlotRows, batch: Int32, head: Int32
     ) -> None:
-        """Rows of float32 to a tile of smem, scaled and rounded."""
-        config = self.config
-        first = (Int64(head) * q_len + m_block * config.tile_m) * config.sum_columns
-        rows = q_len - m_block * config.tile_m
-        thread = cute.arch.thread_idx()[0]
-        for i in cutlass.range_constexpr(config.tile_m * self.columns // VECTOR // config.threads):
-            offset = (i * config.threads + thread) * VECTOR
-            row, place = offset // self.columns, offset % self.columns
-            column = place // 16 * 16 + place % 16 // 2
-            values = cute.make_rmem_tensor(VECTOR, Float32)
-            values.fill(0.0)
-            if row < rows and place < config.sum_columns:
-                element = first + (row * config.sum_columns + place)
-                source = cute.make_tensor((dq_sum + element).align(16), cute.make_layout(VECTOR))
-                values.store(source.load())
-            rounded = cute.make_rmem_tensor((2, 2), self.dtype)
-            rounded.store((values.load() * scale).to(self.dtype).reshape((2, 2)))
-            for half in cutlass.range_constexpr(2):
-                pair = tile.iterator + mma.swizzled(row, column + 8 * half, config.tile_m)
-                cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
+        """The rows of a tile that belong to its sequence."""
+        assert packed is not None, "only then is a tile not full"
+        start, left = packed.dq.row(batch, rows.begin + rows.first, head), rows.room - rows.first
+        sizes = (self.columns, self.config.head_dim)
+        barrier = Int32(NamedBarrierId.STORE)
+        store_rows(tile[None, None, 0], start, packed.dq.row_stride, left, *sizes, barrier, self.config.tile_m)
 
     @cute.jit
-    def turn_tile(
-        self, dq_tile: cute.Pointer, tile: cute.Tensor, scale: Float32, parts: Int32 | None, part_floats: Int64
-    ) -> None:
-        """A tile, or the sum of its `parts` that lie so far apart, to smem, scaled and rounded."""
+    def turn_tile(self, source: Source, tile: cute.Tensor) -> None:
+        """The tile to smem, scaled and rounded."""
         config, thread = self.config, cute.arch.thread_idx()[0]
         warp, lane = thread // 32, thread % 32
         slabs, blocks = config.tile_m // SLAB, config.sum_columns // 8  # of queries, of columns
@@ -143,16 +181,16 @@ class PostprocessSm90:
             first = slab * blocks
             values = cute.make_rmem_tensor((VECTOR, blocks), Float32)
             for block in range(blocks):
-                values[None, block].store(self.block(dq_tile, first + block).load())
-            if cutlass.const_expr(parts is not None):
-                for part in cutlass.range(1, parts, unroll=1):
+                values[None, block].store(self.block(source.tile, first + block).load())
+            if cutlass.const_expr(source.parts is not None):
+                for part in cutlass.range(1, source.parts, unroll=1):
                     for block in cutlass.range_constexpr(blocks):
-                        more = self.block(dq_tile + part * part_floats, first + block)
+                        more = self.block(source.tile + part * source.part_floats, first + block)
                         values[None, block].store(values[None, block].load() + more.load())
             for block in range(self.columns // 8):
                 rounded = cute.make_rmem_tensor((2, 2), self.dtype)
                 if block < blocks:
-                    rounded.store((values[None, block].load() * scale).to(self.dtype).reshape((2, 2)))
+                    rounded.store((values[None, block].load() * source.scale).to(self.dtype).reshape((2, 2)))
                 else:
                     rounded.fill(0.0)  # beyond head_dim
                 row, column = slab * SLAB + 16 * warp + lane // 4, block * 8 + 2 * (lane % 4)

@@ -10,14 +10,15 @@ them:
     out, dout   map   (head_dim_v, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
     lse, dlse   float32*  [batch, q_heads, q_len]
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
-    dq_sum      float32*  [batch, q_heads, q_len, sum_columns], or dq_tiles: [..., padded_q_len, sum_columns]
+    dq_sum      float32*  [batch, q_heads, padded_q_len, sum_columns]
     dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts] zeros; only if deterministic
     q_schedule  int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens
     q_len q_heads     int32 each
     q_slots     int32     places of a batch entry's tiles; only with has_cu_seqlens
 
 Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1). With has_cu_seqlens a tile is one of a packed
-sequence, lse_log2, delta and dq_turn have q_slots tiles, and so has the grid.
+sequence, lse_log2, delta, dq_sum and dq_turn have q_slots tiles, and so has the grid; a place without rows stays as it
+is: nobody reads it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.barriers import Edge, make_pipelines
-from ..core.packed import read_tile
+from ..core.packed import SlotRows, slot_rows
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch
 from . import mma
@@ -54,15 +55,6 @@ class Arrays(NamedTuple):
     dq_sum: cute.Pointer
     dq_turn: cute.Pointer | None
     q_schedule: cute.Pointer | None
-
-
-class Rows(NamedTuple):
-    """A tile's rows: those of a sequence of `room` rows that begins at row `begin` of the array."""
-
-    begin: Int32 | int
-    room: Int32
-    length: Int32  # rows that take part
-    first: Int32  # of the tile, in the sequence
 
 
 class PreprocessSm90:
@@ -105,28 +97,48 @@ class PreprocessSm90:
         q_heads: Int32,
         q_slots: Int32 | None,
     ) -> None:
-        config = self.config
+        m_blocks = (q_len + (self.config.tile_m - 1)) // self.config.tile_m if q_slots is None else q_slots
+        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
+        m_block = cute.arch.block_idx()[0] - head * m_blocks
+        batch = head // q_heads
+        if cutlass.const_expr(q_slots is None):
+            rows = SlotRows(0, q_len, q_len, m_block * self.config.tile_m)
+            self.prepare(out_map, dout_map, arrays, rows, q_len, batch, head, head - batch * q_heads)
+        else:
+            rows = slot_rows(arrays.q_schedule, batch * m_blocks + m_block, q_len, self.config.tile_m)
+            if rows.first < rows.room:
+                self.prepare(out_map, dout_map, arrays, rows, q_len, batch, head, head - batch * q_heads)
+
+    @cute.jit
+    def prepare(
+        self,
+        out_map: cute.CopyAtom,
+        dout_map: cute.CopyAtom,
+        arrays: Arrays,
+        rows: SlotRows,
+        q_len: Int32,
+        batch: Int32,
+        head: Int32,
+        q_head: Int32,
+    ) -> None:
+        """The tile's two numbers a query, and zeros. `head` counts those of all the batch."""
+        config, tile = self.config, Int64(cute.arch.block_idx()[0])
         smem = cutlass.memory.SmemAllocator()
         layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
         out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         dout = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
         producer, consumer = make_pipelines(self.edges)["rows"]
-        m_blocks = (q_len + (config.tile_m - 1)) // config.tile_m if q_slots is None else q_slots
-        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
-        m_block = cute.arch.block_idx()[0] - head * m_blocks
-        batch = head // q_heads
-        rows = self.rows(arrays, q_len, m_block, batch * m_blocks + m_block)
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             slot = producer.acquire()
-            corner = Corner(rows.begin + rows.first, head - batch * q_heads, batch)
+            corner = Corner(rows.begin + rows.first, q_head, batch)
             for atom, target in ((out_map, out), (dout_map, dout)):
                 fetch(atom, (config.tile_m, config.v_columns), corner, target[None, None, 0], slot)
-        self.clear(arrays.dq_sum, head, rows, q_len)
+        self.clear(arrays.dq_sum + tile * config.dq_tile_floats)
 
         thread = cute.arch.thread_idx()[0]
         row = rows.first + thread
         if cutlass.const_expr(arrays.dq_turn is not None):
-            self.clear_turns(arrays.dq_turn, head * m_blocks + m_block, thread)
+            self.clear_turns(arrays.dq_turn, tile, thread)
         lse, dlse = Float32(-Float32.inf), Float32(0.0)
         if row < rows.length:
             element = Int64(head) * q_len + rows.begin + row
@@ -136,20 +148,11 @@ class PreprocessSm90:
         delta = self.dot(out, dout, thread) - dlse
 
         empty = lse == -Float32.inf
-        element = (Int64(head) * m_blocks + m_block) * config.tile_m + thread
+        element = tile * config.tile_m + thread
         lse_log2 = cute.make_tensor(arrays.lse_log2 + element, cute.make_layout(1))
         lse_log2[0] = Float32(cutlass.select_(empty, Float32(Float32.inf), lse * LOG2_E))
         row_delta = cute.make_tensor(arrays.delta + element, cute.make_layout(1))
         row_delta[0] = Float32(cutlass.select_(empty, Float32(0.0), delta))
-
-    def rows(self, arrays: Arrays, q_len: Int32, m_block: Int32, slot: Int32) -> Rows:
-        """The rows of a tile; `slot`: its place in a schedule, which may hold anything where offsets descend."""
-        if arrays.q_schedule is None:
-            return Rows(0, q_len, q_len, m_block * self.config.tile_m)
-        tile = read_tile(arrays.q_schedule, slot)
-        begin = cutlass.max(cutlass.min(tile.begin, q_len), 0)
-        room = cutlass.min(tile.room, q_len - begin)
-        return Rows(begin, room, cutlass.min(tile.length, room), cutlass.max(tile.first_row(self.config.tile_m), 0))
 
     def dot(self, out: cute.Tensor, dout: cute.Tensor, row: Int32) -> Float32:
         """sum(out * dout) of a row, in float32."""
@@ -162,26 +165,19 @@ class PreprocessSm90:
         return total
 
     @cute.jit
-    def clear_turns(self, dq_turn: cute.Pointer, tile: Int32, thread: Int32) -> None:
+    def clear_turns(self, dq_turn: cute.Pointer, tile: Int64, thread: Int32) -> None:
         """Nothing has been added to any warpgroup's part of the tile's dq."""
         if thread < self.config.dq_parts:
-            turn = cute.make_tensor(dq_turn + (Int64(tile) * self.config.dq_parts + thread), cute.make_layout(1))
+            turn = cute.make_tensor(dq_turn + (tile * self.config.dq_parts + thread), cute.make_layout(1))
             turn[0] = Int32(0)
 
-    @cute.jit
-    def clear(self, dq_sum: cute.Pointer, head: Int32, rows: Rows, q_len: Int32) -> None:
-        """Zeroes the tile's rows of dq_sum, neighbouring threads at neighbouring addresses."""
-        config = self.config
-        padded = (q_len + (config.tile_m - 1)) // config.tile_m * config.tile_m if config.sums_tiles else q_len
-        end = padded if config.sums_tiles else rows.room
-        first = (Int64(head) * padded + (rows.begin + rows.first)) * config.sum_columns
-        count = cutlass.min(end - rows.first, config.tile_m) * config.sum_columns
+    def clear(self, dq_tile: cute.Pointer) -> None:
+        """Zeroes the tile's dq, neighbouring threads at neighbouring addresses."""
         zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
         zeros.fill(0.0)
-        for i in cutlass.range_constexpr(config.sum_columns // FLOAT_VECTOR):
-            offset = (i * config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
-            if offset < count:
-                _vector(dq_sum, first + offset, FLOAT_VECTOR).store(zeros.load())
+        for i in range(self.config.sum_columns // FLOAT_VECTOR):
+            offset = (i * self.config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
+            _vector(dq_tile, offset, FLOAT_VECTOR).store(zeros.load())
 
 
 def _vector(pointer: cute.Pointer, offset: Int32 | Int64, count: int) -> cute.Tensor:

@@ -39,16 +39,17 @@ def store_rows(
     columns: cutlass.Constexpr,
     head_dim: cutlass.Constexpr,
     barrier: Int32,
+    tile_rows: cutlass.Constexpr = WARPGROUP_ROWS,
 ) -> None:
-    """The first `rows` rows of a `k_major` tile (64, columns), without padded columns, by the calling warpgroup.
+    """The first `rows` of a `k_major` tile (tile_rows, columns), without padded columns, by the calling warpgroup.
 
     `barrier` is a named barrier of the warpgroup: behind it nobody reads the tile any more.
     """
     thread, slab = cute.arch.thread_idx()[0] % WARPGROUP, mma.slab_columns(columns)
     vectors = head_dim // VECTOR  # of a row
-    for vector in cutlass.range(thread, cutlass.min(rows, WARPGROUP_ROWS) * vectors, WARPGROUP, unroll=1):
+    for vector in cutlass.range(thread, cutlass.min(rows, tile_rows) * vectors, WARPGROUP, unroll=1):
         row, column = vector // vectors, vector % vectors * VECTOR
-        source = (tile.iterator + mma.swizzled(row, column, WARPGROUP_ROWS, slab)).align(16)
+        source = (tile.iterator + mma.swizzled(row, column, tile_rows, slab)).align(16)
         place = (target + (row * row_stride + column)).align(16)
         values = cute.make_tensor(source, cute.make_layout(VECTOR)).load()
         cute.make_tensor(place, cute.make_layout(VECTOR)).store(values)

@@ -172,25 +172,27 @@ def test_packed_sequences_are_exact_whatever_lies_beside_them():
 @needs_compiler
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deterministic):
-    x = packed(q_len=165, kv_len=170, **OFFSETS) | {"causal": True}
+    x = packed(q_len=165, kv_len=170, **OFFSETS) | {"causal": True, "softmax_scale": np.float32(0.2)}
+    wanted = ("q", "k", "v", "softmax_scale")
     dout = np.random.default_rng(3).standard_normal(x["q"].shape).astype(x["q"].dtype)
     dlse = np.random.default_rng(4).standard_normal((2, 165)).astype(np.float32)
-    others = {name: value for name, value in x.items() if name not in ("q", "k", "v")}
+    others = {name: value for name, value in x.items() if name not in wanted}
 
-    def call(*qkv):
+    def call(wrt):
         options = {"return_lse": True, "deterministic": deterministic, "implementation": "emulate"}
-        return attention_varlen(*qkv, **others, **options)
+        return attention_varlen(**wrt, **others, **options)
 
     with emulate.recording() as launches:
-        results, pullback = jax.vjp(call, *(x[name] for name in "qkv"))
-        got = jax.block_until_ready(pullback((jnp.asarray(dout), jnp.asarray(dlse))))
+        results, pullback = jax.vjp(call, {name: x[name] for name in wanted})
+        (got,) = jax.block_until_ready(pullback((jnp.asarray(dout), jnp.asarray(dlse))))
     assert_packed_exact(x, *results)
     exact = testing.gradients_varlen(x, dout, dlse)
     rough = testing.gradients_varlen(x, dout, dlse, testing.rounded_gradients)
-    for name, gradient in zip("qkv", got, strict=True):
+    for name, gradient in got.items():
         error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
         assert error <= testing.error_bound(exact[name], rough[name], "bfloat16", 3), name
-        assert not np.asarray(gradient, np.float32)[np.isnan(x[name].astype(np.float32)).any(axis=(1, 2))].any()
+    for name in "qkv":
+        assert not np.asarray(got[name], np.float32)[np.isnan(x[name].astype(np.float32)).any(axis=(1, 2))].any()
     kernels = [launch.entry.split("_sm_90a")[0].removeprefix("jax_fa4_") for launch in launches]
     backward = ["schedule", "schedule", "preprocess", "backward", "postprocess"]
     assert kernels == ["schedule", "forward", *backward]
