@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jax_fa4.configs import Config, backward_config, decode_config, forward_config
@@ -23,7 +23,6 @@ MASK_FEATURES = {
     "has_cu_seqlens": "packed sequences",
     "has_dense": "a mask array",
 }
-DIFFERENTIATED = ("q", "k", "v", "qkv", "softmax_scale", "sinks")  # what kernels give gradients of
 FEATURES = {
     "has_softcap": "softcap",
     "has_sinks": "sinks",
@@ -49,12 +48,9 @@ def why_unsupported(spec: AttentionSpec, arch: str) -> str | None:
     return _why_none(spec, arch, config_of, "kernel")
 
 
-def why_no_gradient(spec: AttentionSpec, arch: str, wrt: Sequence[str]) -> str | None:
-    """None where the architecture has kernels for the gradients by the operands `wrt`, else what stands in the way."""
-    if reason := _why_none(spec, arch, backward_config, "gradient kernel"):
-        return reason
-    others = [name for name in wrt if name not in DIFFERENTIATED]
-    return f"jax_fa4 has no {arch} kernel for the gradient of {_listed(others)}" if others else None
+def why_no_gradient(spec: AttentionSpec, arch: str) -> str | None:
+    """None where the architecture has kernels for the gradients of the call, else what stands in the way."""
+    return _why_none(spec, arch, backward_config, "gradient kernel")
 
 
 def _why_none(

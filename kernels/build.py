@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PostprocessConfig,
         PreprocessConfig,
         ScheduleConfig,
+        ScoresConfig,
     )
     from jax_fa4.configs.blackwell import ForwardSm100Config
     from jax_fa4.configs.grouped import GroupedSm100Config
@@ -190,6 +191,29 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     return cute.compile(kernel.launch, array, source, scale, *extents, parts, packed, options=options).artifacts
 
 
+def _compile_scores_sm90(config: ScoresConfig, options: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .core.inputs import Inputs
+    from .core.scheduler import Grid
+    from .sm90.backward_scores import BackwardScoresSm90, Rows, Shares
+
+    kernel = BackwardScoresSm90(config)
+    BackwardScoresSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    d, e = config.head_dim, config.head_dim_v
+    arrays = (_array(config, columns) for columns in (d, e, d, e))  # q, dout, k, v
+    pointers = _pointers(config)
+    rows, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Rows, Inputs))
+    result, schedule = pointers[config.result.name], pointers.get("kv_schedule")
+    grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
+    shares = Shares(**_scalars(config, Shares._fields)) if config.kept == "tiles" else None
+    q_slots = cutlass.Int32(1) if config.has_cu_seqlens else None
+    return cute.compile(
+        kernel.launch, *arrays, rows, result, schedule, inputs, grid, shares, q_slots, options=options
+    ).artifacts
+
+
 def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
@@ -305,6 +329,7 @@ COMPILERS: dict[tuple[str, str], Callable[[Any, str], Any]] = {
     ("sm_90a", "backward_wide"): _compile_backward_sm90,
     ("sm_90a", "preprocess"): _compile_preprocess_sm90,
     ("sm_90a", "postprocess"): _compile_postprocess_sm90,
+    ("sm_90a", "backward_scores"): _compile_scores_sm90,
     ("sm_90a", "decode"): _compile_decode_sm90,
     **{(arch, "combine"): _compile_combine for arch in ("sm_90a", "sm_100a", "sm_103a")},
     **{(arch, "schedule"): _compile_schedule for arch in ("sm_90a", "sm_100a", "sm_103a")},

@@ -7,12 +7,13 @@ import functools
 from collections.abc import Callable
 
 from jax_fa4.configs import decode, sm90, sm100
-from jax_fa4.configs.backward import BackwardConfig, Config, PostprocessConfig, PreprocessConfig
+from jax_fa4.configs.backward import BackwardConfig, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.grouped import GroupedSm100Config
 from jax_fa4.configs.params import KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import SCHEDULE_FIELDS, ScheduleConfig
+from jax_fa4.configs.scores import Config, ScoresConfig, score_configs
 from jax_fa4.spec import AttentionSpec
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "PreprocessConfig",
     "ScalarParam",
     "ScheduleConfig",
+    "ScoresConfig",
     "all_configs",
     "backward_config",
     "backward_schedules",
     "decode_config",
     "forward_config",
     "query_schedule",
+    "score_configs",
 ]
 
 FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {

@@ -21,16 +21,14 @@ from jax_fa4.configs.config import (
     SWIZZLE_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
-    KernelConfig,
     round_up,
     rows_of,
 )
-from jax_fa4.configs.decode import CombineConfig, DecodeConfig
 from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
-from jax_fa4.configs.schedule import ScheduleConfig, schedule_param
+from jax_fa4.configs.schedule import schedule_param
 
-__all__ = ["BackwardConfig", "Config", "PostprocessConfig", "PreprocessConfig"]
+__all__ = ["BackwardConfig", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
 HEAD_DIM_LIMIT = 256
@@ -528,8 +526,3 @@ class BackwardConfig(TileConfig):
 
     def _shared(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}
-
-
-Config = (
-    KernelConfig | BackwardConfig | PreprocessConfig | PostprocessConfig | DecodeConfig | CombineConfig | ScheduleConfig
-)

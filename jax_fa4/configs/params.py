@@ -67,6 +67,10 @@ Extent = Literal[
     "fields",  # of a tile in a schedule
     "mask_size",
     "bias_size",
+    "bias_batches",  # 1 in place of all of them, if the bias has one element for all
+    "bias_heads",
+    "query_shares",  # CTAs that share the queries of a tile of keys
+    "kv_slots",  # places that a schedule has for the tiles of keys of a batch entry
 ]
 
 

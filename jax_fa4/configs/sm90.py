@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig, Config
+from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig
 from jax_fa4.configs.backward_wide import BackwardWideConfig
 from jax_fa4.configs.config import KernelConfig
 from jax_fa4.configs.decode import decode
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
+from jax_fa4.configs.scores import Config
 from jax_fa4.spec import AttentionSpec
 
 __all__ = ["BACKWARD", "FORWARD", "all_configs", "backward", "forward"]

@@ -23,6 +23,7 @@ __all__ = [
     "FUSED_PARTS",
     "KEY_BLOCKS",
     "KEY_PARTS",
+    "KEY_SUMS",
     "KV_IDS",
     "KV_SCHEDULE",
     "LSE",
@@ -39,6 +40,7 @@ __all__ = [
     "SCALAR",
     "SEQUENCE_LENGTHS",
     "SINKS",
+    "TILE_SUMS",
     "VALUE_PARTS",
     "Axes",
     "key_axes",
@@ -83,6 +85,8 @@ QUERY_SUMS = Axes("kgpw", "kgpw")
 QUERY_TURNS = Axes("kgmu", "kgmu")
 KEY_PARTS, VALUE_PARTS = Axes("klSd", "klSd"), Axes("klSe", "klSe")
 SINKS = Axes("kg", "kg")
+KEY_SUMS = Axes("kgs", "kgs")
+TILE_SUMS = Axes("kgm", "kgm")
 PER_SEQUENCE = Axes("k", "k")
 Q_IDS = Axes("kt", "kt")
 KV_IDS = Axes("ks", "ks")

@@ -5,13 +5,14 @@ preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zer
 main          q, k, v, dout, lse_log2, delta             -> dk, dv; added to dq_sum
 postprocess   dq_sum                                     -> dq
               dk_sum, dv_sum                             -> dk, dv; only if CTAs share the query heads of a kv head
+scores        q, k, v, dout, lse_log2, delta             -> dbias, dbias_rows or dsoftcap_parts; only if asked for
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jax_fa4.configs import BackwardConfig, Config, PointerParam, ScheduleConfig
+from jax_fa4.configs import BackwardConfig, Config, PointerParam, ScheduleConfig, ScoresConfig
 from jax_fa4.plan.axes import Axes
 from jax_fa4.plan.bind import Buffers, Kernel
 from jax_fa4.plan.plan import Plan
@@ -20,24 +21,33 @@ from jax_fa4.spec import Layout
 __all__ = ["backward", "operand_names", "result_names"]
 
 GRADIENTS = ("dq", "dk", "dv")
+OF_SCORES = ("dbias", "dbias_rows", "dsoftcap_parts")
 SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
 
 
 def operand_names(
-    config: BackwardConfig, schedules: Sequence[ScheduleConfig] = (), *, is_fused: bool = False
+    config: BackwardConfig,
+    schedules: Sequence[ScheduleConfig] = (),
+    scores: Sequence[ScoresConfig] = (),
+    *,
+    is_fused: bool = False,
 ) -> tuple[str, ...]:
     """The call's operands in order; q, k and v are one if fused."""
     arrays = ("qkv",) if is_fused else ("q", "k", "v")
-    params = (*config.params, *(param for each in schedules for param in each.params))
+    others: tuple[Config, ...] = (*scores, *schedules)
+    params = (*config.params, *(param for each in others for param in each.params))
     pointers = dict.fromkeys(param.name for param in params if isinstance(param, PointerParam))
-    others = (name for name in pointers if name not in (*SCRATCH, *GRADIENTS))
-    return (*arrays, "out", "lse", "dout", "dlse", *others)
+    read = (name for name in pointers if name not in (*SCRATCH, *GRADIENTS, *OF_SCORES))
+    return (*arrays, "out", "lse", "dout", "dlse", *read)
 
 
-def result_names(config: BackwardConfig, *, is_fused: bool = False) -> tuple[str, ...]:
+def result_names(
+    config: BackwardConfig, scores: Sequence[ScoresConfig] = (), *, is_fused: bool = False
+) -> tuple[str, ...]:
     """The call's results in order: gradients, then scratch."""
     used = {param.name for param in (*config.preprocess.params, *config.params)}
-    return (*(("dqkv",) if is_fused else GRADIENTS), *(name for name in SCRATCH if name in used))
+    arrays = ("dqkv",) if is_fused else GRADIENTS
+    return (*arrays, *(each.result.name for each in scores), *(name for name in SCRATCH if name in used))
 
 
 def backward(
@@ -46,18 +56,20 @@ def backward(
     layout: Layout,
     others: Mapping[str, Axes] | None = None,
     schedules: Sequence[ScheduleConfig] = (),
+    scores: Sequence[ScoresConfig] = (),
     *,
     is_fused: bool = False,
 ) -> Plan:
-    """The plan of a backward call; `kernels`: of `schedules`, then of `config.kernels`.
+    """The plan of a backward call; `kernels`: of `schedules`, then of `config.kernels`, then of `scores`.
 
     Queries, keys, values and their gradients lie in memory as `layout` says, others as `others` does: a mask, a bias,
     offsets and lengths.
     """
-    operands, results = operand_names(config, schedules, is_fused=is_fused), result_names(config, is_fused=is_fused)
+    operands = operand_names(config, schedules, scores, is_fused=is_fused)
+    results = result_names(config, scores, is_fused=is_fused)
     buffers = Buffers(operands, results, config, layout, others)
     is_packed = config.has_cu_seqlens
-    configs: tuple[Config, ...] = (*schedules, *config.kernels)
+    configs: tuple[Config, ...] = (*schedules, *config.kernels, *scores)
     queries = buffers.query_slots() if is_packed else buffers.query_tiles()
     grids = (
         *(buffers.one_cta() for _ in schedules),
@@ -65,6 +77,7 @@ def backward(
         buffers.listed_keys() if is_packed else buffers.backward_ctas(config),
         queries,
         *(buffers.key_tiles() for _ in config.key_postprocess),
+        *(buffers.score_tiles(each) for each in scores),
     )
     return Plan(
         arch=config.arch,

@@ -17,12 +17,14 @@ from jax_fa4.configs import (
     MapParam,
     PointerParam,
     ScalarParam,
+    ScoresConfig,
 )
 from jax_fa4.plan.axes import (
     FUSED,
     FUSED_PARTS,
     KEY_BLOCKS,
     KEY_PARTS,
+    KEY_SUMS,
     KV_IDS,
     KV_SCHEDULE,
     LSE,
@@ -37,13 +39,14 @@ from jax_fa4.plan.axes import (
     ROW_STATISTICS,
     SCALAR,
     SINKS,
+    TILE_SUMS,
     VALUE_PARTS,
     Axes,
     key_axes,
     query_axes,
     value_axes,
 )
-from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, minimum, multiprocessors
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, dim, maximum, minimum, multiprocessors
 from jax_fa4.plan.limits import DTYPES
 from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
@@ -52,8 +55,8 @@ from jax_fa4.spec import Layout
 __all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
 
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
-FLOATS = ("lse", "dlse", "sinks")
-INTEGERS = ("cu_seqlens_q", "cu_seqlens_kv", "q_lengths", "kv_lengths", "q_schedule", "kv_schedule")
+FLOATS = ("lse", "dlse", "sinks", "dbias_rows", "dsoftcap_parts")
+INTEGERS = ("cu_seqlens_q", "cu_seqlens_kv", "q_lengths", "kv_lengths", "q_schedule", "kv_schedule", "key_blocks")
 ARRAYS = {
     "qkv": FUSED,
     "dqkv": FUSED,
@@ -71,6 +74,8 @@ ARRAYS = {
     "dq_turn": QUERY_TURNS,
     "dk_sum": KEY_PARTS,
     "dv_sum": VALUE_PARTS,
+    "dbias_rows": KEY_SUMS,
+    "dsoftcap_parts": TILE_SUMS,
     "partial_out": PARTIAL_OUT,
     "partial_lse": PARTIAL_LSE,
     "q_schedule": Q_SCHEDULE,
@@ -160,9 +165,26 @@ class Buffers:
         for name in ("mask", "bias"):
             if name in self.buffers:
                 extents |= _dense_extents(name, self.buffers[name])
+        if "dbias" in self.buffers:
+            extents |= self._shares(extents)
         if "cu_seqlens_q" in self.buffers:
             extents |= self._packed_extents(extents)
         return extents
+
+    def _shares(self, extents: Mapping[str, ExprLike]) -> dict[str, ExprLike]:
+        """How many parts a bias has, each summed apart, and how many CTAs share the queries of a tile of keys.
+
+        Where a part is of one head alone, one CTA has them all and loads its keys once.
+        """
+        number, axes, _ = self.buffers["bias"]
+        if axes.batched:
+            batches, heads = axes.batch(number), axes.size(number, "k") * axes.size(number, "g")
+        else:
+            batches, heads = (dim(number, axis) for axis in (-4, -3))
+        everything = as_expr(extents["batch"]) * extents["q_heads"]
+        heads_a_part = everything // maximum(batches * heads, 1)
+        shares = minimum((heads_a_part - 1) * extents["q_tiles"], extents["q_tiles"])
+        return {"bias_batches": batches, "bias_heads": heads, "query_shares": maximum(shares, 1)}
 
     def _packed_extents(self, extents: Mapping[str, ExprLike]) -> dict[str, ExprLike]:
         number, axes, _ = self.buffers["cu_seqlens_q"]
@@ -184,6 +206,7 @@ class Buffers:
             "q_slots": q_slots,
             "q_slot_rows": q_slots * config.tile_m,
             "q_places": extents["batch"] * q_slots + 1,
+            "kv_slots": slots(extents["kv_len"], config.tile_n),
             "kv_places": extents["batch"] * slots(extents["kv_len"], config.tile_n) + 1,
             "fields": SCHEDULE_FIELDS,
         }
@@ -235,6 +258,16 @@ class Buffers:
         ctas = self.key_tiles() * config.cluster_ctas
         return ctas * self.extents["head_splits"] if config.splits_heads else ctas
 
+    def score_tiles(self, config: ScoresConfig) -> Expr:
+        """A CTA for each tile of keys of each query head, or of what of a bias is summed apart."""
+        extents = self.extents
+        if config.has_cu_seqlens:
+            return (extents["kv_places"] - as_expr(1)) * extents["q_heads"]
+        if config.kept == "tiles":
+            parts = as_expr(extents["query_shares"]) * extents["bias_heads"] * extents["bias_batches"]
+            return parts * extents["kv_tiles"]
+        return as_expr(extents["kv_tiles"]) * extents["q_heads"] * extents["batch"]
+
     def launch(self, config: Config, kernel: Kernel, tiles: Expr, *, programmatic: bool = False) -> Launch:
         """The launch of one of the call's kernels; a programmatic one waits itself for the kernel ahead of it."""
         return Launch(
@@ -280,7 +313,7 @@ class Buffers:
         }
         dtypes = {param.name: param.dtype for param in self.config.params if not isinstance(param, ScalarParam)}
         other = "float32" if name in FLOATS else "int32" if name in INTEGERS else self.config.dtype
-        dtype = dtypes.get(name) or other
+        dtype = dtypes.get(name) or dtypes.get(name.removeprefix("d")) or other  # a gradient has that of its array
         batched = bool(axes.logical) and axes.batched
         shape = tuple(dims[axis] for axis in (axes.logical[1:] if batched else axes.logical))
         return BufferSpec(name=name, dtype=dtype, shape=shape, batched=batched)

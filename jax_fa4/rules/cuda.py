@@ -22,6 +22,7 @@ from jax_fa4.configs import (
     decode_config,
     forward_config,
     query_schedule,
+    score_configs,
 )
 from jax_fa4.configs.backward import BackwardConfig
 from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
@@ -42,7 +43,7 @@ from jax_fa4.rules.logical import (
     undo_logical,
 )
 from jax_fa4.rules.pack import always_linear, unpack
-from jax_fa4.rules.scores import delta_of, of_scale, of_sinks
+from jax_fa4.rules.scores import delta_of, of_bias, of_scale, of_sinks
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
@@ -244,11 +245,15 @@ def _backward(
     if splits > 1:
         configs = [dataclasses.replace(configs[0], splits_heads=True)]
     schedules = [backward_schedules(spec, config) for config in configs]
-    kernels = [_kernels([*s, *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
+    bias_has_rows = x.bias is not None and x.bias.shape[-2] == x.q.shape[-3]
+    scores = [score_configs(config, wrt, bias_has_rows=bias_has_rows) for config in configs]
+    kernels = [_kernels([*s, *c.kernels, *g]) for s, c, g in zip(schedules, configs, scores, strict=True)]
     others, other_axes = _others(x, target)
+    if "bias" in other_axes:
+        other_axes["dbias"] = other_axes["bias"]
     plans = [
-        backward.backward(c, k.names, spec.layout, other_axes, s, is_fused=spec.is_fused)
-        for s, c, k in zip(schedules, configs, kernels, strict=True)
+        backward.backward(c, k.names, spec.layout, other_axes, s, g, is_fused=spec.is_fused)
+        for s, c, g, k in zip(schedules, configs, scores, kernels, strict=True)
     ]
     batch, t, kv_heads = x.q.shape[:-3], x.q.shape[-3], x.k.shape[-2]
     tile_m, tile_n = configs[0].tile_m, configs[0].tile_n
@@ -266,10 +271,17 @@ def _backward(
     known |= others
     operands = {
         name: known[name] if name in known else logical(name, x, configs[0])
-        for name in backward.operand_names(configs[0], schedules[0], is_fused=spec.is_fused)
+        for name in backward.operand_names(configs[0], schedules[0], scores[0], is_fused=spec.is_fused)
+    }
+    key_tiles = -(-x.seqlen_k // tile_n) if x.cu_seqlens_q is None else _slots(x.seqlen_k, x.cu_seqlens_q, tile_n)
+    of_scores = {
+        "dbias": lambda: (operands["bias"].shape, operands["bias"].dtype.name),
+        "dbias_rows": lambda: ((*rows[:-1], x.seqlen_k), "float32"),
+        "dsoftcap_parts": lambda: ((*rows[:-1], key_tiles), "float32"),
     }
     results = {
         **{f"d{name}": (operands[name].shape, spec.dtype) for name in arrays},
+        **{each.result.name: of_scores[each.result.name]() for each in scores[0]},
         "dq_sum": ((*rows[:-1], padded, configs[0].sum_columns), "float32"),
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
@@ -277,7 +289,7 @@ def _backward(
     if spec.deterministic:
         results["dq_turn"] = ((*rows[:-1], tiles, configs[0].dq_parts), "int32")
     if x.cu_seqlens_q is not None:
-        places = {"q_schedule": tiles, "kv_schedule": _slots(x.seqlen_k, x.cu_seqlens_q, tile_n)}
+        places = {"q_schedule": tiles, "kv_schedule": key_tiles}
         results |= {name: ((*batch, kv_heads, 1 + n, SCHEDULE_FIELDS), "int32") for name, n in places.items()}
     if splits > 1:
         rows = (*batch, kv_heads, splits, -(-x.seqlen_k // tile_n) * tile_n)
@@ -286,6 +298,10 @@ def _backward(
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
         gradients["softmax_scale"] = of_scale(x, made["dq_sum"], tile_m)
+    if "bias" in wrt:
+        gradients["bias"] = of_bias(x, made, splits=target.splits)
+    if "softcap" in wrt:
+        gradients["softcap"] = made["dsoftcap_parts"].sum()
     if "sinks" in wrt:
         delta = (
             made["delta"][..., :t] if x.cu_seqlens_q is None else delta_of(known["out"], known["dout"], known["dlse"])
@@ -383,4 +399,4 @@ def _call(
 
 
 FORWARD = KernelCall(_forward, lambda spec, arch, params: why_unsupported(spec, arch))
-BACKWARD = KernelCall(_backward, lambda spec, arch, params: why_no_gradient(spec, arch, params["wrt"]))
+BACKWARD = KernelCall(_backward, lambda spec, arch, params: why_no_gradient(spec, arch))

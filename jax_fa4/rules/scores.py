@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from jax_fa4.operands import Operands
-from jax_fa4.rules.logical import query_heads
+from jax_fa4.rules.logical import dense_operand, query_heads
 from jax_fa4.sequences import sequence_of
 
-__all__ = ["delta_of", "of_scale", "of_sinks"]
+__all__ = ["delta_of", "of_bias", "of_scale", "of_sinks"]
 
 
 def of_scale(x: Operands, dq_sum: jax.Array, tile_m: int) -> jax.Array:
@@ -51,6 +52,22 @@ def _from_tiles(dq_sum: jax.Array) -> jax.Array:
     order = [0, 2, 5, 3, 1, 4, 6]  # slab, w, h, l, j, t, p
     lead = len(heads)
     return slabs.transpose(*range(lead), *(lead + axis for axis in order)).reshape(*heads, padded, columns)
+
+
+def of_bias(x: Operands, made: Mapping[str, jax.Array], *, splits: bool) -> jax.Array:
+    """In the shape of the bias, from the results of a call: those of its own elements, or a row a head [*B, K, G, S].
+
+    What the bias was broadcast to for the call is summed in float32.
+    """
+    assert x.bias is not None, "its gradient was asked for"
+    bias = jax.ShapeDtypeStruct(x.bias.shape, jnp.float32)
+    if "dbias" in made:
+        cotangent, broadcast = made["dbias"], lambda a: dense_operand(a, x, splits=splits)[0]
+    else:
+        rows = (*x.batch, x.q.shape[-2], 1, x.seqlen_k)
+        cotangent, broadcast = made["dbias_rows"].reshape(rows), lambda a: jnp.broadcast_to(a, rows)
+    (gradient,) = jax.linear_transpose(broadcast, bias)(cotangent.astype(jnp.float32))
+    return gradient.astype(x.bias.dtype)
 
 
 def delta_of(out: jax.Array, dout: jax.Array, dlse: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ one hardware instruction as well and is right to 3e-7.
 import cutlass.cute as cute
 from cutlass import Float32
 
-__all__ = ["cap", "tanh"]
+__all__ = ["cap", "slopes_by_cap", "tanh"]
 
 LIMIT = 8.0  # tanh is 1 - 2.3e-7 there
 # tanh(x) = x * p(x^2) / q(x^2) for |x| <= LIMIT: least relative error 6.4e-9 before rounding, lowest power first
@@ -27,6 +27,18 @@ def cap(scores: cute.Tensor, factor: Float32) -> None:
     for r in range(cute.size(rows)):
         for c in range(cute.size(columns)):
             scores[r, c] = tanh(scores[r, c] * factor)
+
+
+def slopes_by_cap(scores: cute.Tensor, slopes: cute.Tensor, factor: Float32) -> None:
+    """The derivatives of softcap * tanh(x) by softcap, x = scores * factor: tanh(x) - x * (1 - tanh(x)^2)."""
+    rows, columns = scores.shape
+    for r in range(cute.size(rows)):
+        for c in range(cute.size(columns)):
+            x = scores[r, c] * factor
+            t = tanh(x)
+            # where tanh has reached 1 its slope is 0 but for rounding, however large x is
+            x = cute.arch.fmax(cute.arch.fmin(x, LIMIT, nan=True), -LIMIT, nan=True)
+            slopes[r, c] = t - x * cute.math.fma(-t, t, Float32(1.0))
 
 
 def tanh(x: Float32) -> Float32:

@@ -187,13 +187,15 @@ def test_gradients_of_sharded_batch_and_heads_need_no_communication():
 
 def test_gradients_without_a_kernel_say_why():
     support.warn_fallback.cache_clear()
-    reason = "kernel for the gradient of softcap"
+    reason = "gradient kernel for a scale, softcap or window that vmap maps"
 
     def loss(q, softcap, **more):
         return jax_fa4.attention(q, q, q, softcap=softcap, **more).astype(jnp.float32).sum()
 
-    program = jax.grad(loss, 1)
-    args = jax.ShapeDtypeStruct(KV, HALF), jax.ShapeDtypeStruct((), jnp.float32)
+    def program(q, softcap, **more):  # a gradient for each entry, by a cap that all of them share
+        return jax.vmap(functools.partial(jax.grad(loss, 1), **more), (0, None))(q, softcap)
+
+    args = jax.ShapeDtypeStruct((3, *KV), HALF), jax.ShapeDtypeStruct((), jnp.float32)
     with pytest.warns(support.FallbackWarning, match=reason):
         text = jax.jit(program).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count(f"@{launcher.TARGET}(") == 1  # the forward

@@ -92,7 +92,7 @@ def test_jit_vmap_and_grad():
     [
         (dataclasses.replace(CELL, kv_heads=1), ()),
         (dataclasses.replace(CELL, q=200, k=100, batch=(1,), kv_heads=1, group=5, layout="BNTH"), ()),
-        (EVERYTHING, ("softmax_scale", "sinks")),
+        (EVERYTHING, ("softmax_scale", "sinks", "softcap", "bias")),
         (dataclasses.replace(CELL, q=40, k=30, batch=(1,), kv_heads=1, head_dim=192), ("softmax_scale",)),
     ],
     ids=["BTNH", "BNTH-shared-heads", "every-operand", "d192"],
@@ -100,6 +100,7 @@ def test_jit_vmap_and_grad():
 def test_results_and_gradients_come_from_the_kernels(cell, by):
     x = testing.random(cell)
     x |= {"softmax_scale": np.float32(0.2)} if "softmax_scale" in by else {}
+    x |= {"softcap": np.float32(x["softcap"])} if "softcap" in by else {}
     wanted = ("q", "k", "v", *by)
     rest = {name: value for name, value in x.items() if name not in wanted}
     attend = functools.partial(attention, **rest, implementation="emulate", return_lse=True)
@@ -110,6 +111,7 @@ def test_results_and_gradients_come_from_the_kernels(cell, by):
         gradients = jax.block_until_ready(pull_back((dout, dlse)))
     steps = ["forward", "preprocess", "backward", "postprocess"]
     steps += ["postprocess"] * 2 * (cell.group == 5)  # of dk and dv: two CTAs share the query heads of a tile of keys
+    steps += ["backward"] * len({"bias", "softcap"}.intersection(by))
     assert [launch.entry.split("_")[2] for launch in launches] == steps
     assert_results_exact(x, out, lse, "bfloat16")
     exact, rough = testing.gradients(x, dout, dlse), testing.rounded_gradients(x, dout, dlse)
@@ -123,8 +125,10 @@ def test_gradients_without_a_kernel_are_refused():
     def loss(softcap, q, k, v):
         return attention(q, k, v, softcap=softcap, implementation="emulate").sum()
 
-    with pytest.raises(NotImplementedError, match=r"implementation='emulate': .* gradient of softcap"):
-        jax.jit(jax.grad(loss)).lower(3.0, *operands())
+    each = jax.vmap(jax.grad(loss), (None, 0, None, None))
+    q, k, v = operands()
+    with pytest.raises(NotImplementedError, match=r"implementation='emulate': .* that vmap maps"):
+        jax.jit(each).lower(3.0, np.stack([q, q]), k, v)
 
 
 @needs_compiler
