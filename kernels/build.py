@@ -110,21 +110,22 @@ def _compile_forward_sm90(config: KernelConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.inputs import Inputs
+    from .core.rows import GlobalRows
     from .core.scheduler import Grid
-    from .sm90.forward import ForwardSm90, Packed
-    from .sm90.rows import GlobalRows
+    from .sm90.forward import ForwardSm90, Results
 
     kernel = ForwardSm90(config)
     ForwardSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     q, k = _array(config, config.head_dim), _array(config, config.head_dim)
-    v, out = _array(config, config.head_dim_v), _array(config, config.head_dim_v)
-    pointers = _pointers(config)
+    v, pointers = _array(config, config.head_dim_v), _pointers(config)
+    out = _array(config, config.head_dim_v) if config.out_by_tma else None
+    rows = None
+    if config.has_cu_seqlens or not config.out_by_tma:
+        rows = GlobalRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
+    results = Results(pointers["lse"], pointers.get("q_schedule"), rows)
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    packed = None
-    if config.has_cu_seqlens:
-        packed = Packed(pointers["q_schedule"], GlobalRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3))))
-    return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], packed, inputs, grid, options=options).artifacts
+    return cute.compile(kernel.launch, q, k, v, out, results, inputs, grid, options=options).artifacts
 
 
 def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
@@ -132,10 +133,10 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.inputs import Inputs
+    from .core.rows import GlobalRows
     from .core.scheduler import Grid
     from .sm90.backward import BackwardSm90, Packed, Parts, Rows
     from .sm90.backward_wide import BackwardWideSm90
-    from .sm90.rows import GlobalRows
 
     implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90
     kernel = implementation(config)
@@ -175,8 +176,8 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     import cutlass
     import cutlass.cute as cute
 
+    from .core.rows import GlobalRows
     from .sm90.postprocess import PackedQueries, PostprocessSm90
-    from .sm90.rows import GlobalRows
 
     kernel = PostprocessSm90(config)
     PostprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -219,10 +220,10 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.inputs import Inputs
+    from .core.rows import GlobalRows
     from .core.scheduler import Grid
     from .sm100.forward import ForwardSm100
     from .sm100.packed import Extents, PackedSm100
-    from .sm100.shared import ArrayRows
 
     kernel = PackedSm100(config) if config.has_cu_seqlens else ForwardSm100(config)
     kernel.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -230,7 +231,7 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     v, pointers = _array(config, config.head_dim_v), _pointers(config)
     out = _array(config, config.head_dim_v)
     if not config.out_by_tma:
-        out = ArrayRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
+        out = GlobalRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     grid: Any = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
     if config.has_cu_seqlens:
@@ -244,15 +245,15 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.pages import Pages
+    from .core.rows import GlobalRows
     from .sm100.grouped import Extents, GroupedSm100
-    from .sm100.shared import ArrayRows
 
     kernel = GroupedSm100(config)
     GroupedSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     pointers = _pointers(config)
 
     def rows(name: str) -> Any:
-        return ArrayRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) if name in pointers else None
+        return GlobalRows(pointers[name], *(cutlass.Int64(0) for _ in range(3))) if name in pointers else None
 
     k = v = None
     if not config.gathers_keys:

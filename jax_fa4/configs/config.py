@@ -18,6 +18,9 @@ WARPGROUP_ROWS = 64  # query rows of a wgmma
 SWIZZLE_BYTES = 128  # of one row of the widest shared memory atom
 SMEM_ALIGNMENT = 1024  # bytes, of each tile and ring
 MBARRIER_BYTES = 8
+WORD_BYTES = 4
+TILE_WORDS = 8  # that tell of a tile: five, padded
+PACKED_WORDS = 16  # of one of a packed sequence: eight more
 REGISTER_STEP = 8  # setmaxnreg takes multiples of it
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
 PRODUCER_REGISTERS = {1: 56, 2: 24, 3: 32}  # a thread, by consumer warpgroups: the rest divides into REGISTER_STEPs
@@ -32,9 +35,11 @@ class KernelConfig:
     """One compiled kernel; no length, batch, head count, scale or window value is part of it.
 
     A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
-    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. With two `q_stages` a CTA
-    computes tile after tile, the next one's queries arriving meanwhile; with one it computes one tile. The flags say
-    what a call has beside q, k and v. Raises ValueError where shared memory, registers or an instruction forbid it.
+    over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. Where it is `persistent` a
+    CTA computes tile after tile: with two `q_stages` the next one's queries arrive meanwhile and O leaves as a tile,
+    with one they arrive during the last steps and O leaves row by row. `staggered`: how softmax orders a thread's rows
+    (core/softmax.py). The flags say what a call has beside q, k and v. Raises ValueError where shared memory, registers
+    or an instruction forbid it.
     """
 
     arch: str
@@ -46,6 +51,8 @@ class KernelConfig:
     tile_n: int
     kv_stages: int
     q_stages: int = 1
+    persistent: bool = False
+    staggered: bool = False
     has_left: bool = False
     has_right: bool = False
     has_q_offset: bool = False
@@ -89,6 +96,8 @@ class KernelConfig:
             raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
         if self.q_stages not in (1, 2):
             raise ValueError(f"q_stages must be 1 or 2, got {self.q_stages}")
+        if self.q_stages == 2 and not self.persistent:
+            raise ValueError("q_stages=2 needs persistent=True: the second stage is for the next tile")
         if self.smem_bytes > SMEM_LIMIT:
             needs = " needs" if self.q_stages == 1 else f" and q_stages={self.q_stages} need"
             raise ValueError(f"kv_stages={self.kv_stages}{needs} {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
@@ -156,7 +165,7 @@ class KernelConfig:
     @property
     def walks(self) -> bool:
         """Whether a CTA computes tile after tile."""
-        return self.q_stages > 1
+        return self.persistent
 
     @property
     def k_rows(self) -> int:
@@ -180,8 +189,9 @@ class KernelConfig:
 
     @property
     def q_slot_bytes(self) -> int:
-        """Of such a place, whichever is wider, Q or O."""
-        return WARPGROUP_ROWS * max(self.columns, self.v_columns) * self.element_bytes
+        """Of such a place, whichever is wider: Q or, where it leaves through it, O."""
+        columns = max(self.columns, self.v_columns) if self.out_by_tma else self.columns
+        return WARPGROUP_ROWS * columns * self.element_bytes
 
     @property
     def k_bytes(self) -> int:
@@ -194,6 +204,26 @@ class KernelConfig:
         return self.tile_n * self.v_columns * self.element_bytes
 
     @property
+    def out_by_tma(self) -> bool:
+        """O leaves through the slot of Q, which waits for it: where that is the only one, rows leave from registers."""
+        return self.q_stages > 1 or not self.persistent
+
+    @property
+    def tile_places(self) -> int:
+        """Tiles that shared memory tells of at a time: those whose Q may be there, and as many that are being read."""
+        return 2 * self.q_stages if self.persistent else 1
+
+    @property
+    def tile_words(self) -> int:
+        """32-bit words that it has for each of them."""
+        return PACKED_WORDS if self.has_cu_seqlens else TILE_WORDS
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of all these words."""
+        return self.tile_words * WORD_BYTES * self.tile_places
+
+    @property
     def barrier_bytes(self) -> int:
         """A full and an empty barrier for each place of Q and each stage of both rings."""
         return 2 * (self.q_slots + 2 * self.kv_stages) * MBARRIER_BYTES
@@ -202,7 +232,7 @@ class KernelConfig:
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         rings = (round_up(self.kv_stages * stage, SMEM_ALIGNMENT) for stage in (self.k_bytes, self.v_bytes))
-        return self.q_slots * self.q_slot_bytes + sum(rings) + self.barrier_bytes
+        return self.q_slots * self.q_slot_bytes + sum(rings) + self.tile_bytes + self.barrier_bytes
 
     @property
     def has_padding(self) -> bool:
@@ -239,14 +269,16 @@ class KernelConfig:
             return MapParam(name=name, dtype=self.dtype, dims=dims, box=box, swizzle=swizzle)
 
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
-        out_dims: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
+        out_map = tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows, self.v_columns)
+        out_rows = rows_of("out", self.dtype, ("batch", "q_len", "q_heads", "head_dim_v"))
         return (
             tensor_map("q", ("head_dim", "q_len", "q_heads", "batch"), self.map_rows, self.columns),
             tensor_map("k", ("head_dim", "kv_len", "kv_heads", "batch"), self.k_rows, self.columns),
             tensor_map("v", ("head_dim_v", "kv_len", "kv_heads", "batch"), self.tile_n, self.v_part_columns),
-            tensor_map("out", ("head_dim_v", "q_len", "q_heads", "batch"), self.map_rows, self.v_columns),
+            *((out_map,) if self.out_by_tma else ()),
             PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
-            *((schedule_param("q"), *rows_of("out", self.dtype, out_dims)) if self.has_cu_seqlens else ()),
+            *((schedule_param("q"),) if self.has_cu_seqlens else ()),
+            *(out_rows if self.has_cu_seqlens or not self.out_by_tma else ()),
             *feature_params(self, ranges="key_blocks", tiles="q_tiles"),
             *(ScalarParam(name=name) for name in extents),
         )

@@ -22,7 +22,9 @@ class Row:
     tile_m: int
     tile_n: int
     kv_stages: int
-    q_stages: int
+    q_stages: int = 1
+    persistent: bool = False
+    staggered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,44 +38,60 @@ class BackwardRow:
     ds_stages: int
 
 
-# Up to (head_dim, head_dim_v); the first row that fits. With two Q stages, against an earlier kernel that computed one
-# tile a CTA (H200): d64 1.18 full and 1.33 causal at 1k, 1.11 at 4k, 1.10 and 1.00 at 16k; d128 1.40 and 1.33 at 512,
-# 1.19 and 1.15 at 2k, 1.11 and 1.03 at 8k, 1.11 and 1.00 at 16k. Rows with one Q stage have no room for a second; they
-# are the largest tiles that fit, not swept yet.
-WIDE = {
-    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2),
-    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
-    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=1),
-    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, q_stages=1),
-}
-# d96: against 128x128, 192x96 gives 1.07 at 4k, 1.08 at 16k, causal 1.06 and 1.08, 128x144 0.97 (H200, 2026-11-30)
+# Up to (head_dim, head_dim_v); the first row that fits. Measured on an H200 against the kernels before, ratios for 1k,
+# 4k, 16k (d128 512, 2k, 8k, 16k), 2026-11-30, some 2% from one sitting to another:
+#   two Q stages against one tile a CTA: d64 1.18, 1.11, 1.10; causal 1.33, 1.10, 1.00; d128 1.40, 1.19, 1.11, 1.11;
+#   causal 1.33, 1.15, 1.03, 1.03
+#   the load warp telling consumers of their tile: d64 causal 1.06, 1.02, 1.00; d128 causal 0.99, 1.03, 1.02, 1.03
+#   staggered rows against not: d64 1.03, 1.06, 1.04; d128 1.01, 1.03, 1.04, 1.04; d192 1.02; but d64 causal 0.98, 0.96,
+#   0.95, d128 causal 1.00, 0.99, 0.99, 0.97, d256 0.98: the assembler orders each loop in its own way
+#   persistent with one Q stage against one tile a CTA: d256 1.07, 1.02, 1.02; causal 1k 0.94 to 0.99, 4k and 16k 1.02;
+#   d192 1.04, 1.01; (192, 128) 1.11, 1.09; causal 1.07, 1.04
+#   d96: 192x96 against 128x128 1.07, 1.08, causal 1.06, 1.08; 128x144 0.97, 192x80 less than 192x96
+#   d128 with one Q stage and rows stored from registers, 2 or 3 KV stages: 0.88 at 512, 0.96 at 2k, 1.00 from 8k on
 FORWARD = {
-    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2),
-    (96, 96): Row(tile_m=192, tile_n=96, kv_stages=2, q_stages=2),
-    **WIDE,
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True, staggered=True),
+    (96, 96): Row(tile_m=192, tile_n=96, kv_stages=2, q_stages=2, persistent=True, staggered=True),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True, staggered=True),
+    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2, persistent=True, staggered=True),
+    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2, persistent=True, staggered=True),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, persistent=True),
+}
+EDGES = FORWARD | {  # a causal mask, a window
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True),
 }
 # Rows that keep features from spilling: what they need of a thread's registers, its accumulators must leave.
-LENGTHS = {(64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=2), **WIDE}  # of keys
-SEGMENTS = {
-    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=1),
-    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=2),
+WIDE = {
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True),
+    (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2),
+}
+LENGTHS = {  # of keys
+    (64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=2, persistent=True),
     **WIDE,
 }
-SEGMENTS_AND_LENGTHS = SEGMENTS | {(64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=1)}
+SEGMENTS = {
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
+    (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=2, persistent=True),
+    **WIDE,
+}
+SEGMENTS_AND_LENGTHS = SEGMENTS | {(64, 64): Row(tile_m=192, tile_n=112, kv_stages=2)}
 SOFTCAP = {
-    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
-    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
-    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2, q_stages=1),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 DENSE = {  # a mask or a bias array
-    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=1),
-    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2, q_stages=1),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
+    (64, 64): Row(tile_m=128, tile_n=128, kv_stages=2),
+    (192, 192): Row(tile_m=128, tile_n=96, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 DENSE_AND_SOFTCAP = {
-    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2, q_stages=1),
-    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2, q_stages=1),
+    (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
+    (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
 # Head dims beyond 128, against an earlier scheme in which two CTAs computed the same weights (H200, full and causal):
 # d256 1.28 and 1.23 at 1k, 1.43 and 1.38 at 4k, 1.46 and 1.42 at 16k; d192 1.60 and 1.58; (192, 128) 1.40 and 1.41.
@@ -104,13 +122,16 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
 
 
 def _row(spec: AttentionSpec) -> Row | None:
-    has_lengths = spec.mask.has_kv_lengths or spec.mask.has_cu_seqlens
-    table = LENGTHS if has_lengths else FORWARD
-    if spec.mask.has_segments:
+    mask = spec.mask
+    has_lengths = mask.has_kv_lengths or mask.has_cu_seqlens
+    table = EDGES if mask.has_left or mask.has_right else FORWARD
+    if has_lengths:
+        table = LENGTHS
+    if mask.has_segments:
         table = SEGMENTS_AND_LENGTHS if has_lengths else SEGMENTS
     if spec.has_softcap:
         table = SOFTCAP
-    if spec.mask.has_dense or spec.bias_dtype:
+    if mask.has_dense or spec.bias_dtype:
         table = DENSE_AND_SOFTCAP if spec.has_softcap else DENSE
     return first_that_fits(table, spec)
 

@@ -1,7 +1,7 @@
 """Instructions for which the DSL's own form doesn't do, one a function."""
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int16, Int32, Int64, Numeric
+from cutlass import BFloat16, Boolean, Float32, Int16, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 
 LOADS = {8: ("u8", "h", Int16), 16: ("b16", "h", Int16), 32: ("b32", "r", Int32)}  # form, register, its type
@@ -18,6 +18,7 @@ __all__ = [
     "ld_shared_v4",
     "red_add_v4",
     "red_release_inc",
+    "st_global_v2",
     "st_shared_v4",
     "unpack_pair",
     "zero",
@@ -194,6 +195,19 @@ def red_release_inc(pointer: cute.Pointer) -> None:
         [pointer.toint().ir_value()],
         "red.release.gpu.global.add.s32 [$0], 1;",
         "l,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def st_global_v2(pointer: cute.Pointer, low: Int32, high: Int32, present: Boolean) -> None:
+    """st.global.v2.b32: 8 bytes to an address of a multiple of 8, if `present`. Without a branch."""
+    llvm.inline_asm(
+        None,
+        [pointer.toint().ir_value(), low.ir_value(), high.ir_value(), Int32(present).ir_value()],
+        "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.v2.b32 [$0], {$1, $2}; }",
+        "l,r,r,r",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

@@ -12,6 +12,7 @@ from .seqlen import Index
 __all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
+SHARED_HEADS = 32  # of so few, several CTAs side by side read the same keys, which then need not stay for long
 
 
 class Grid(NamedTuple):
@@ -72,9 +73,9 @@ class TileOrder:
     """All tiles of a call by index.
 
     Plain order: blocks of rows run fastest, then the query heads of a kv head, kv heads, batch: CTAs that run together
-    share K and V. Longest first: heads are cut into sections whose K and V fit in L2; within the last section the last,
-    longest tiles of all its heads come first, and in the sections before it alternately first and last: lengths never
-    jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
+    share K and V. Longest first: heads are cut into sections of about what fits in L2; within the last section the
+    last, longest tiles of all its heads come first, and in the sections before it alternately first and last: lengths
+    never jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
 
     `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
     """
@@ -110,7 +111,7 @@ class TileOrder:
 
     def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
         """Block and query head, counted over all batch entries, at `index`; the last blocks are the longest."""
-        section_heads = _section_heads(self.kv_bytes, grid)
+        section_heads = self._section_heads(grid)
         kv_heads = grid.kv_heads * grid.batch
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
@@ -119,6 +120,12 @@ class TileOrder:
         upwards = (divide(kv_heads - 1, section_heads) - section) % 2
         m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
         return m_block, first_head * group + head
+
+    def _section_heads(self, grid: Grid) -> Index:
+        """As many as fit in L2, or up to twice as many where they are few: fewer sections give more equal shares."""
+        fits = _heads_that_fit(self.kv_bytes, grid)
+        section_heads = cutlass.max(fits, cutlass.min(2 * fits, SHARED_HEADS))
+        return cutlass.min(section_heads, grid.kv_heads * grid.batch)
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
         """`head` counts the query heads of all batch entries."""
@@ -170,7 +177,8 @@ class SingleTile:
 
     def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
         """Step, from the longest, and query head, counted over all batch entries, at `index`."""
-        section_heads = _section_heads(self.kv_bytes, grid)
+        fits = _heads_that_fit(self.kv_bytes, grid)
+        section_heads = cutlass.min(fits, grid.kv_heads * grid.batch)
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
         heads_here = cutlass.min(section_heads, grid.kv_heads * grid.batch - first_head) * group
@@ -182,10 +190,9 @@ class SingleTile:
         return Tile(m_block, *_head(head, group, grid))
 
 
-def _section_heads(kv_bytes: int, grid: Grid) -> Index:
-    """KV heads whose K and V fit in L2 together."""
-    section_heads = cutlass.max(divide(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
-    return cutlass.min(section_heads, grid.kv_heads * grid.batch)
+def _heads_that_fit(kv_bytes: int, grid: Grid) -> Index:
+    """KV heads whose K and V fit in L2 together, one at least."""
+    return cutlass.max(divide(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
 
 
 def _head(head: Index, group: Index, grid: Grid) -> tuple[Index, Index, Index]:

@@ -49,26 +49,31 @@ class Softmax(NamedTuple):
         self.row_max_log2.fill(-Float32.inf)
         self.row_sum.fill(0.0)
 
-    def update(self, scores: cute.Tensor) -> cute.Tensor:
+    def update(self, scores: cute.Tensor, *, staggered: bool = False) -> cute.Tensor:
         """Turns scores [rows, columns] of a block into weights p in place.
 
         Returns [rows] float32: the factor that earlier weights, summed or multiplied with V, must be scaled by.
+
+        `staggered`: exponentials of a row start as soon as its maximum is known, while the next row's is being found.
+        Left alone, the assembler mostly finds all maxima first, and the special-function unit waits; it is told by
+        maxima that begin with what only the row before can tell.
         """
         rows, columns = scores.shape
         rescale = cute.make_rmem_tensor(cute.size(rows), Float32)
+        weights: list[Float32] = []  # of the row before
+        before = None  # its maximum
         for r in range(cute.size(rows)):
             row = [scores[r, c] for c in range(cute.size(columns))]
-            row_max = row[0]
-            for score in row[1:]:
-                row_max = cute.arch.fmax(row_max, score)
+            row_max = before = _staggered_max(row, before, weights) if staggered else _chain(row)
             row_max = cute.arch.warp_reduction_max(row_max, threads_in_group=ROW_THREADS)
             row_max_log2 = cute.arch.fmax(self.row_max_log2[r], row_max * self.scale_log2)
             base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
             rescale[r] = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
-            row_sum = self.row_sum[r] * rescale[r]
+            weights, row_sum = [], self.row_sum[r] * rescale[r]
             for c, score in enumerate(row):
                 p = cute.math.exp2(cute.math.fma(score, self.scale_log2, -base), fastmath=True)
                 scores[r, c] = p
+                weights.append(p)
                 row_sum = row_sum + p
             self.row_max_log2[r] = row_max_log2
             self.row_sum[r] = row_sum
@@ -109,3 +114,26 @@ def _normalise_with(row_sum: Float32, row_max_log2: Float32, sink: Float32) -> t
     factor = Float32(cutlass.select_(empty, Float32(0.0), rescale * cute.arch.rcp_approx(total)))
     lse = (base + cute.math.log2(total, fastmath=True)) * LN_2
     return factor, Float32(cutlass.select_(empty, sink, lse))
+
+
+def _staggered_max(row: list[Float32], before: Float32 | None, weights: list[Float32]) -> Float32:
+    """The maximum of a row; of its first 3/8 once `before` is known, of the others once `weights` begin to be."""
+    if before is None:
+        return cute.arch.fmax(_chain(row[::2]), _chain(row[1::2]))  # two chains: nothing else fills the time yet
+    early = len(row) * 3 // 8
+    early_max = cute.arch.fmax(_chain(row[:early:2]), _chain(row[1:early:2]))
+    row_max = cute.arch.fmax(_after(before), early_max)
+    return _chain([cute.arch.fmax(row_max, _after(weights[0])), *row[early:]])
+
+
+def _chain(values: list[Float32]) -> Float32:
+    """Their maximum, one after the other."""
+    highest = values[0]
+    for value in values[1:]:
+        highest = cute.arch.fmax(highest, value)
+    return highest
+
+
+def _after(value: Float32) -> Float32:
+    """-inf, once `value` is there."""
+    return -cute.arch.fmax(-value, Float32(Float32.inf))

@@ -43,13 +43,14 @@ from ..core import inputs as calls
 from ..core.bounds import Bounds
 from ..core.heads import Rows
 from ..core.inputs import Inputs
+from ..core.rows import GlobalRows
 from ..core.scheduler import SingleTile
 from . import mma, schedule
 from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import LEADER, ArrayRows, Cta, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
+from .shared import LEADER, Cta, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ForwardSm100:
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
-        out: cute.Tensor | ArrayRows,
+        out: cute.Tensor | GlobalRows,
         lse: cute.Pointer,
         inputs: Inputs,
         grid: Any,

@@ -27,12 +27,13 @@ from ..core.divide import divide, divide_with_rest
 from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.pages import Pages
+from ..core.rows import GlobalRows
 from ..core.scheduler import Grid
 from ..core.splits import Splits
 from .correction import Correction, PartialRow
 from .forward import EARLY_WEIGHTS, ForwardSm100
 from .load_grouped import GroupedLoad, box_layout
-from .shared import ArrayRows, Barriers, Maps, Smem, Work
+from .shared import Barriers, Maps, Smem, Work
 from .softmax import Row, Softmax
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Extents(NamedTuple):
     q_heads: Int32
     kv_heads: Int32
     batch: Int32
-    q: ArrayRows
-    k: ArrayRows | None
-    v: ArrayRows | None
+    q: GlobalRows
+    k: GlobalRows | None
+    v: GlobalRows | None
     num_splits: Int32 | None
     min_split_keys: Int32 | None
     page_table: cute.Pointer | None
@@ -75,7 +76,7 @@ class GroupedSm100(ForwardSm100):
         self,
         k: cute.Tensor | None,
         v: cute.Tensor | None,
-        out: ArrayRows | cute.Pointer,
+        out: GlobalRows | cute.Pointer,
         lse: cute.Pointer,
         inputs: Inputs,
         extents: Extents,

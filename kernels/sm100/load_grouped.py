@@ -12,11 +12,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Numeric
 
+from ..core.rows import GlobalRows
 from ..core.tma import Corner
 from . import mma
 from .gather import Source, gather
 from .load import Load, Part, fetch
-from .shared import ArrayRows, Barriers, Maps, Slot, Smem, Work, arrive, in_slot, wait
+from .shared import Barriers, Maps, Slot, Smem, Work, arrive, in_slot, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.grouped import GroupedSm100Config
@@ -116,7 +117,7 @@ class GroupedLoad(Load):
 
     def gather_block(
         self,
-        array: ArrayRows,
+        array: GlobalRows,
         head_dim: int,
         columns: int,
         target: cute.Tensor,

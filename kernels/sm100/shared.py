@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LEADER",
     "RESPONSE_BYTES",
-    "ArrayRows",
     "Barriers",
     "Cta",
     "Maps",
@@ -62,19 +61,6 @@ class Maps(NamedTuple):
         for atom in self:
             if atom is not None:
                 cpasync.prefetch_descriptor(atom)
-
-
-class ArrayRows(NamedTuple):
-    """An array in global memory that TMA doesn't copy: rows, head_dim contiguous. Strides are in elements."""
-
-    start: cute.Pointer
-    batch_stride: Int64  # of keys in pages: from one page to the next
-    row_stride: Int64
-    head_stride: Int64
-
-    def row(self, batch: Int32, row: Int32, head: Int32) -> cute.Pointer:
-        """Its first element."""
-        return self.start + (batch * self.batch_stride + row * self.row_stride + head * self.head_stride)
 
 
 class Smem(NamedTuple):

@@ -83,12 +83,13 @@ from ..core.dense import Dense
 from ..core.divide import divide, divide_with_rest
 from ..core.inputs import Inputs, key_blocks, read, sequence, window
 from ..core.packed import PackedTile, read_count, read_tile
+from ..core.rows import GlobalRows
 from ..core.scheduler import Grid, SingleTile, Tile
 from ..core.seqlen import Sequence
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .rows import GlobalRows, store_rows
+from .rows import store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig

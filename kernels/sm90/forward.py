@@ -1,12 +1,12 @@
 """Hopper forward: a producer warp streams Q, K and V past consumer warpgroups that hold 64 query rows each.
 
-    load --q--> consume     gmem -TMA-> smem -wgmma-> registers -stmatrix-> smem -TMA-> gmem
-         --k-->             smem: q_stages x Q tile_m x D (O leaves through it)
-         --v-->                   | kv_stages x K tile_n x D | kv_stages x V
+    load --q--> consume     gmem -TMA-> smem -wgmma-> registers -stmatrix-> smem -TMA-> gmem, or registers -> gmem
+         --k-->             smem: q_stages x Q tile_m x D (O may leave through it)
+         --v-->                   | kv_stages x K tile_n x D | kv_stages x V | what tiles these are
 
     barrier   stages     arrives (count)        waits    true once it completes
     q.full    q_slots    load (1 + bytes)       wg i     warpgroup i's rows of Q are in smem
-    q.empty   q_slots    wg i (1)               load     O has left the slot for global memory, so nobody needs Q
+    q.empty   q_slots    wg i (1, or 1 a warp)  load     nobody needs Q: O has left the slot, or will leave elsewhere
     k.full    kv_stages  load (1 + bytes)       consume  that K block is in smem
     k.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
     v.full    kv_stages  load (1 + bytes)       consume  that V block is in smem
@@ -22,9 +22,14 @@
 Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
 second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
-A CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are free; slot
-(tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile together
-with the first S of the next one, and stores O while that S is computed. With one Q stage a CTA computes one tile.
+A persistent CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are
+free; slot (tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile
+together with the first S of the next one, and stores O while that S is computed. With two Q stages O leaves through
+its Q's slot, by TMA. With one, where head dims leave no room for a second, that slot belongs to the next tile once the
+last S is complete, and a thread stores what it holds; the load warp has had that Q brought to L2 before.
+
+Which tile it is takes divisions to find. The load warp alone does them, far ahead, and says so in shared memory before
+it signals q.full. It may be two tiles ahead with two Q stages, one with one, while the consumers still read of one.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
@@ -36,9 +41,11 @@ padded row, and w elements are one row of it):
     k               map   (head_dim, kv_len, kv_heads, batch)    box (w, tile_n, 1, 1)
     v               map   (head_dim_v, kv_len, kv_heads, batch)  box (w, tile_n, 1, 1)
     out             map   (head_dim_v, q_len, q_heads, batch)    box (w, 64, 1, 1)
+                    not in a persistent kernel with one Q stage
     lse             float32*  [batch, q_heads, q_len]
-    q_schedule      int32*    as core/schedule.py lists tiles, in the order "tiles"; only with has_cu_seqlens, like
-    out             the config's type*  [batch, q_len, q_heads, head_dim_v] by strides: its address, again, and
+    q_schedule      int32*    as core/schedule.py lists tiles, in the order "tiles"; only with has_cu_seqlens
+    out             the config's type*  [batch, q_len, q_heads, head_dim_v] by strides: its address; with
+                    has_cu_seqlens again, else only where there is no map of it, like
     out_*_stride    int64 each, * batch, row, head: in elements
     softmax_scale   float32*  one element
     window_left     int32*    one element, >= 0; only with has_left
@@ -60,10 +67,10 @@ padded row, and w elements are one row of it):
 With has_cu_seqlens q_len and kv_len are those of all sequences. A copy brings rows of the next one, too: its keys are
 hidden and its values cleared, and O of a warpgroup that has its queries goes to global memory row by row.
 
-Grid (ctas, 1, 1), block (threads, 1, 1), no cluster. There are ceil(q_len / tile_m) * q_heads * batch tiles; with
-q_stages = 1 they must be as many as ctas, else ctas may be any number up to that; with has_cu_seqlens a CTA of one tile
-may find none. Where no query of a tile sees a key,
-the box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not read.
+Grid (ctas, 1, 1), block (threads, 1, 1), no cluster. There are ceil(q_len / tile_m) * q_heads * batch tiles: as many
+as ctas, or of a persistent kernel at least as many; with has_cu_seqlens a CTA of one tile may find none. Where no query
+of a tile sees a key, the box copied from k and v lies outside: with kv_len = 0 the arrays behind their maps are not
+read.
 """
 
 from __future__ import annotations
@@ -72,27 +79,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
 from ..core import inputs as calls
-from ..core import mask
+from ..core import mask, ptx
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits, Window
-from ..core.packed import read_count, read_tile
+from ..core.packed import PackedTile, read_count, read_tile
+from ..core.rows import GlobalRows
 from ..core.scheduler import Grid, QueryTile, TileOrder, Walk
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .rows import GlobalRows, store_rows
+from .rows import store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import KernelConfig
 
-__all__ = ["ForwardSm90", "Packed"]
+__all__ = ["ForwardSm90", "Results"]
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
@@ -106,14 +114,15 @@ class Maps(NamedTuple):
     q: cute.CopyAtom
     k: cute.CopyAtom
     v: cute.CopyAtom
-    out: cute.CopyAtom
+    out: cute.CopyAtom | None
 
 
-class Packed(NamedTuple):
-    """What a call with packed sequences has beside others."""
+class Results(NamedTuple):
+    """What the kernel writes from registers, and where packed sequences list their tiles."""
 
-    schedule: cute.Pointer
-    out: GlobalRows
+    lse: cute.Pointer
+    schedule: cute.Pointer | None
+    out: GlobalRows | None  # where TMA leaves rows, or all of them, to be stored one by one
 
 
 class Smem(NamedTuple):
@@ -123,13 +132,14 @@ class Smem(NamedTuple):
     k: cute.Tensor  # (tile_n, D, kv_stages)
     v: cute.Tensor  # (tile_n, E, kv_stages)
     v_transposed: cute.Tensor  # (E, tile_n, kv_stages), the same bytes
-    out: cute.Tensor  # (64, E, q_slots), the bytes of q
+    out: cute.Tensor  # (64, E, q_slots), the bytes of q; only where O leaves by TMA
+    tiles: cute.Tensor  # (tile_words, tile_places) Int32: what the load warp says of the tiles at hand
 
 
 class Call(NamedTuple):
     """What all tiles have in common."""
 
-    packed: Packed | None
+    results: Results
     listed: Int32 | None  # tiles of each head in the schedule
     grid: Grid
     inputs: Inputs
@@ -203,9 +213,10 @@ class ForwardSm90:
             longest_first=config.longest_first,
             partial_first=config.partial_first,
         )
-        warps = config.warpgroups * WARPGROUP_WARPS
+        warps, q_bytes = config.warpgroups * WARPGROUP_WARPS, config.q_bytes // config.warpgroups
+        q_warps = 1 if config.out_by_tma else WARPGROUP_WARPS
         self.edges = (
-            Edge(name="q", stages=config.q_slots, tx_bytes=config.q_bytes // config.warpgroups, consumer_warps=1),
+            Edge(name="q", stages=config.q_slots, tx_bytes=q_bytes, consumer_warps=q_warps),
             Edge(name="k", stages=config.kv_stages, tx_bytes=config.k_bytes, consumer_warps=warps),
             Edge(name="v", stages=config.kv_stages, tx_bytes=config.v_bytes, consumer_warps=warps),
         )
@@ -216,9 +227,8 @@ class ForwardSm90:
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Pointer,
-        packed: Packed | None,
+        out: cute.Tensor | None,
+        results: Results,
         inputs: Inputs,
         grid: Grid,
     ) -> None:
@@ -233,9 +243,9 @@ class ForwardSm90:
             q=atom(load, q, WARPGROUP_ROWS, config.columns),
             k=atom(load, k, config.tile_n, config.columns),
             v=atom(load, v, config.tile_n, config.v_columns),
-            out=atom(store, out, WARPGROUP_ROWS, config.v_columns),
+            out=atom(store, out, WARPGROUP_ROWS, config.v_columns) if out is not None else None,
         )
-        self.kernel(maps, lse, packed, inputs, grid).launch(
+        self.kernel(maps, results, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -243,32 +253,32 @@ class ForwardSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, lse: cute.Pointer, packed: Packed | None, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, results: Results, inputs: Inputs, grid: Grid) -> None:
         # first what takes long: these loads come back while the first tile is found and the barriers are set up
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
-                cpasync.prefetch_descriptor(atom)
+                if cutlass.const_expr(atom is not None):
+                    cpasync.prefetch_descriptor(atom)
         logits, window = calls.logits(inputs), calls.window(inputs)
 
         ctas = cute.arch.grid_dim()[0]
         walk = Walk.first(cute.arch.block_idx()[0], ctas)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        listed = None if packed is None else read_count(packed.schedule)
+        listed = None if results.schedule is None else read_count(results.schedule)
         tiles = self.order.count(grid) if listed is None else listed * grid.q_heads
-        call = Call(packed, listed, grid, inputs, logits, window, tiles, ctas)
-        if cutlass.const_expr(packed is not None and self.config.q_stages == 1):
+        call = Call(results, listed, grid, inputs, logits, window, tiles, ctas)
+        if cutlass.const_expr(listed is not None and not self.config.persistent):
             if walk.tile_index < tiles:
-                self.run(maps, lse, smem, ends, call, walk, warp_index)
+                self.run(maps, smem, ends, call, walk, warp_index)
         else:
-            self.run(maps, lse, smem, ends, call, walk, warp_index)
+            self.run(maps, smem, ends, call, walk, warp_index)
 
     @cute.jit
     def run(
         self,
         maps: Maps,
-        lse: cute.Pointer,
         smem: Smem,
         ends: dict[str, tuple[PipelineProducer, PipelineConsumer]],
         call: Call,
@@ -284,22 +294,18 @@ class ForwardSm90:
             cute.arch.setmaxregister_increase(self.config.consumer_registers)
             wg = warp_index // WARPGROUP_WARPS - 1
             consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
-            self.consume(maps, lse, smem, consumers, call, walk, wg)
+            self.consume(maps.out, smem, consumers, call, walk, wg)
 
-    def work(self, call: Call, index: Int32) -> Work:
-        """The tile at `index` of the order and its key blocks. Every role asks here, so that none can disagree."""
-        return self.visit(call, self.tile(call, index))
-
-    def tile(self, call: Call, index: Int32) -> QueryTile:
+    def find(self, call: Call, index: Int32) -> QueryTile:
         """The tile at `index` of the order."""
-        if call.packed is None:
+        if call.listed is None:
             return self.order.tile(index, call.grid)
         position, q_head, kv_head = self.order.listed(index, call.listed, call.grid)
-        packed = read_tile(call.packed.schedule, position)
+        packed = read_tile(call.results.schedule, position)
         return QueryTile(packed.first_row(self.config.tile_m), packed.end_row, q_head, kv_head, packed.batch, packed)
 
     def visit(self, call: Call, tile: QueryTile) -> Work:
-        """The key blocks of a tile."""
+        """The key blocks of a tile. Every role asks here, so that none can disagree."""
         grid, inputs, tile_m = call.grid, call.inputs, self.config.tile_m
         if tile.packed is None:
             seq = calls.sequence(inputs, grid, tile, call.window)
@@ -331,29 +337,62 @@ class ForwardSm90:
         k = smem.allocate_tensor(self.dtype, keys.outer, 1024, keys.inner)
         v = smem.allocate_tensor(self.dtype, values.outer, 1024, values.inner)
         v_transposed = cute.make_tensor(v.iterator, transposed.outer)
-        return Smem(q=rows(config.columns), k=k, v=v, v_transposed=v_transposed, out=rows(config.v_columns))
+        tiles = smem.allocate_tensor(Int32, cute.make_layout((config.tile_words, config.tile_places)), 16)
+        return Smem(
+            q=rows(config.columns),
+            k=k,
+            v=v,
+            v_transposed=v_transposed,
+            out=rows(config.v_columns),
+            tiles=tiles,
+        )
 
     @cute.jit
     def load(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, walk: Walk) -> None:
         """Waits: q.empty, k.empty, v.empty. Signals: q.full, k.full, v.full (TMA counts the bytes)."""
-        if cutlass.const_expr(self.config.q_stages == 1):
-            self.load_tile(maps, smem, pipes, call, self.work(call, walk.tile_index))
+        tile, place = self.find(call, walk.tile_index), Int32(0)
+        if cutlass.const_expr(not self.config.persistent):
+            work = self.visit(call, tile)
+            pipes = self.load_first(maps, smem, pipes, call, work, place)
+            self.load_others(maps, smem, pipes, call, work)
         else:
             while walk.tile_index < call.tiles:
-                pipes = self.load_tile(maps, smem, pipes, call, self.work(call, walk.tile_index))
-                walk = walk.next(call.ctas)
+                work = self.visit(call, tile)
+                pipes = self.load_first(maps, smem, pipes, call, work, place)
+                walk, place = walk.next(call.ctas), (place + 1) % self.config.tile_places
+                tile = self.find(call, cutlass.min(walk.tile_index, call.tiles - 1))
+                if cutlass.const_expr(self.config.q_stages == 1):
+                    self.prefetch_q(maps, smem, call, tile)
+                pipes = self.load_others(maps, smem, pipes, call, work)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     @cute.jit
-    def load_tile(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, work: Work) -> Producers:
-        """Q, then the blocks of K and V as the consumers ask for them: K one ahead of V."""
+    def load_first(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, work: Work, place: Int32) -> Producers:
+        """What the consumers want to know of a tile, the first block of K, and Q."""
         tile, visit = work.tile, work.visit
+        if cute.arch.lane_idx() == 0:
+            for i, number in enumerate(numbers(tile)):
+                smem.tiles[i, place] = number
+        cute.arch.sync_warp()  # whichever lane signals q.full
+        pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first)
         for wg in cutlass.range_constexpr(self.config.warpgroups):
             slot = pipes.q.acquire_and_advance()
             corner = self.of_queries(call, tile, tile.first_row + wg * WARPGROUP_ROWS)
             block = (WARPGROUP_ROWS, self.config.columns)
             fetch(maps.q, block, corner, smem.q[None, None, slot.index], slot)
-        pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first)
+        return pipes
+
+    def prefetch_q(self, maps: Maps, smem: Smem, call: Call, tile: QueryTile) -> None:
+        """Brings the queries of a tile to L2: once their slots are free, little time is left."""
+        for wg in range(self.config.warpgroups):
+            corner = self.of_queries(call, tile, tile.first_row + wg * WARPGROUP_ROWS)
+            block = (WARPGROUP_ROWS, self.config.columns)
+            cute.prefetch(maps.q, partition(maps.q, block, corner, smem.q[None, None, 0])[1])
+
+    @cute.jit
+    def load_others(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, work: Work) -> Producers:
+        """All other blocks of K and V as the consumers ask for them: K one ahead of V."""
+        tile, visit = work.tile, work.visit
         for i in cutlass.range(visit.num_n_blocks - 1, unroll=1):
             pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first - 1 - i)
             pipes = self.load_values(maps, smem, pipes, call, tile, visit.first - i)
@@ -393,7 +432,7 @@ class ForwardSm90:
 
     @cute.jit
     def consume(
-        self, maps: Maps, lse: cute.Pointer, smem: Smem, pipes: Consumers, call: Call, walk: Walk, wg: Int32
+        self, out_map: cute.CopyAtom | None, smem: Smem, pipes: Consumers, call: Call, walk: Walk, wg: Int32
     ) -> None:
         """Waits: q.full, k.full, v.full, turn[wg], store[wg], clear.
 
@@ -403,22 +442,23 @@ class ForwardSm90:
         pipes.q.advance(wg)  # to the warpgroup's first slot
         if wg == self.config.warpgroups - 1:
             self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
-        first = self.work(call, walk.tile_index)
-        pipes = self.first_step(smem, fragments, pipes, call, first, wg)
-        if cutlass.const_expr(self.config.q_stages == 1):
-            pipes = self.middle_steps(fragments, pipes, call, first, wg)
-            pipes = self.last_step(maps, lse, smem, fragments, pipes, call, first, wg)
+        pipes, tile = self.first_step(smem, fragments, pipes, call, wg)
+        if cutlass.const_expr(not self.config.persistent):
+            work = self.visit(call, tile)
+            pipes = self.middle_steps(fragments, pipes, call, work, wg)
+            pipes = self.last_step(out_map, smem, fragments, pipes, call, work, wg)
         else:
-            tile = first.tile
+            place = Int32(0)
             while walk.tile_index < call.tiles:
                 work = self.visit(call, tile)
                 pipes = self.middle_steps(fragments, pipes, call, work, wg)
-                walk = walk.next(call.ctas)
+                walk, place = walk.next(call.ctas), (place + 1) % self.config.tile_places
                 if walk.tile_index < call.tiles:
-                    pipes, tile = self.turn_over(maps, lse, smem, fragments, pipes, call, work, walk.tile_index, wg)
+                    pipes, tile = self.turn_over(out_map, smem, fragments, pipes, call, work, place, wg)
                 else:
-                    pipes = self.last_step(maps, lse, smem, fragments, pipes, call, work, wg)
-        cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem, so the CTA may go
+                    pipes = self.last_step(out_map, smem, fragments, pipes, call, work, wg)
+        if cutlass.const_expr(self.config.out_by_tma):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem, so the CTA may go
 
     def fragments(self, smem: Smem, scale: Float32) -> Fragments:
         """Descriptors and registers of the calling thread; `scale`: scale_log2."""
@@ -447,6 +487,14 @@ class ForwardSm90:
         features = Features.of(call.inputs, call.grid, work.tile, place, without_keys=call.inputs.softmax_scale)
         return View(work.seq, place, features)
 
+    def tile(self, smem: Smem, place: Int32) -> QueryTile:
+        """A tile that the load warp speaks of, once its Q is there."""
+        first_row, end_row, q_head, kv_head, batch, *others = (
+            smem.tiles[i, place] for i in range(self.config.tile_words)
+        )
+        packed = PackedTile(*others[: len(PackedTile._fields)]) if self.config.has_cu_seqlens else None
+        return QueryTile(first_row, end_row, q_head, kv_head, batch, packed)
+
     @cute.jit
     def wait_for_q(self, smem: Smem, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
         """The slot that holds the warpgroup's rows of Q. Waits: q.full."""
@@ -455,7 +503,7 @@ class ForwardSm90:
         if cutlass.const_expr(logits.negative is not None):  # noqa: SIM102
             if logits.negative:
                 self.negate_q(smem, slot.index, wg)
-        return slot.index
+        return pipes.q.current_handle().index
 
     @cute.jit
     def clear_padding(self, smem: Smem, pipes: Consumers, call: Call, work: Work) -> None:
@@ -491,8 +539,8 @@ class ForwardSm90:
 
     @cute.jit
     def first_step(
-        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32
-    ) -> Consumers:
+        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, wg: Int32
+    ) -> tuple[Consumers, QueryTile]:
         """S of the first tile's first block and its weights."""
         q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
         k = pipes.k.wait_and_advance()
@@ -501,8 +549,10 @@ class ForwardSm90:
         self.pass_turn(wg)
         warpgroup.wait_group(0)  # S is in registers
         k.release()
+        work = self.visit(call, self.tile(smem, Int32(0)))
+        self.release_q(pipes, work.visit.num_n_blocks == 1)
         self.weigh_first(smem, fragments, pipes, call, work, wg)
-        return pipes
+        return pipes, work.tile
 
     @cute.jit
     def weigh_first(
@@ -520,10 +570,10 @@ class ForwardSm90:
     @cute.jit
     def middle_steps(self, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32) -> Consumers:
         """All blocks of a tile but the first."""
-        view = self.view(call, work, wg)
+        view, last = self.view(call, work, wg), work.visit.first - (work.visit.num_n_blocks - 1)
         for span in work.visit.spans:
             for i in cutlass.range(span.num_n_blocks, unroll=1):
-                pipes = self.step(fragments, pipes, call, view, wg, span.first - i, span.right, span.left)
+                pipes = self.step(fragments, pipes, call, view, wg, span.first - i, last, span.right, span.left)
         return pipes
 
     @cute.jit
@@ -535,6 +585,7 @@ class ForwardSm90:
         view: View,
         wg: Int32,
         n_block: Int32,
+        last: Int32,
         right: cutlass.Constexpr,
         left: cutlass.Constexpr,
     ) -> Consumers:
@@ -555,6 +606,7 @@ class ForwardSm90:
         negative = mma.rows_and_columns(fragments.scores)[0, 0] < 0.0
         if negative == cutlass.Boolean(False):
             k.release()
+        self.release_q(pipes, n_block == last)
         warpgroup.wait_group(0)  # O is complete up to block n+1, and nothing reads P any more
         v.release()
         mma.scale_rows(fragments.out, rescale)
@@ -564,19 +616,16 @@ class ForwardSm90:
     @cute.jit
     def turn_over(
         self,
-        maps: Maps,
-        lse: cute.Pointer,
+        out_map: cute.CopyAtom | None,
         smem: Smem,
         fragments: Fragments,
         pipes: Consumers,
         call: Call,
         work: Work,
-        following: Int32,
+        place: Int32,
         wg: Int32,
     ) -> tuple[Consumers, QueryTile]:
-        """O += P V of a tile's last block beside S of the first block of tile `following`: ends one, starts another."""
-        # a schedule is read early, and has come by the time that S of the tile runs
-        next_tile = None if call.packed is None else self.tile(call, following)
+        """O += P V of a tile's last block beside S of the next one's first block: ends one, starts another."""
         done = pipes.q.current_handle()
         pipes.q.advance(self.config.warpgroups)
         q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
@@ -588,22 +637,23 @@ class ForwardSm90:
         self.pass_turn(wg)
         warpgroup.wait_group(1)  # O is complete; S of the next tile may still run
         v.release()
-        self.finish(maps, lse, smem, fragments, done.index, call, work, wg)
-        next_work = self.work(call, following) if next_tile is None else self.visit(call, next_tile)
+        self.finish(out_map, smem, fragments, done.index, call, work, wg)
+        next_work = self.visit(call, self.tile(smem, place))
         warpgroup.wait_group(0)
         k.release()
+        self.release_q(pipes, next_work.visit.num_n_blocks == 1)
         self.weigh_first(smem, fragments, pipes, call, next_work, wg)
-        if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem
-            cute.arch.sync_warp()  # also for the lane that signals
-            done.release()
+        if cutlass.const_expr(self.config.out_by_tma):  # noqa: SIM102
+            if cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)  # O has left smem
+                cute.arch.sync_warp()  # also for the lane that signals
+                done.release()
         return pipes, next_work.tile
 
     @cute.jit
     def last_step(
         self,
-        maps: Maps,
-        lse: cute.Pointer,
+        out_map: cute.CopyAtom | None,
         smem: Smem,
         fragments: Fragments,
         pipes: Consumers,
@@ -616,8 +666,15 @@ class ForwardSm90:
         self.issue_out(fragments, v.index)
         warpgroup.wait_group(0)
         v.release()
-        self.finish(maps, lse, smem, fragments, pipes.q.current_handle().index, call, work, wg)
+        self.finish(out_map, smem, fragments, pipes.q.current_handle().index, call, work, wg)
         return pipes
+
+    @cute.jit
+    def release_q(self, pipes: Consumers, is_last: Boolean) -> None:
+        """Once a tile's last S is complete, its Q may be overwritten, unless O leaves through it. Signals: q.empty."""
+        if cutlass.const_expr(not self.config.out_by_tma):  # noqa: SIM102
+            if is_last:
+                pipes.q.current_handle().release()
 
     def issue_scores(self, fragments: Fragments, q_slot: Int32, stage: Int32) -> None:
         """Starts S = Q K^T."""
@@ -663,13 +720,12 @@ class ForwardSm90:
             left=left,
             ragged=ragged,
         )
-        return fragments.softmax.update(scores)
+        return fragments.softmax.update(scores, staggered=self.config.staggered)
 
     @cute.jit
     def finish(
         self,
-        maps: Maps,
-        lse: cute.Pointer,
+        out_map: cute.CopyAtom | None,
         smem: Smem,
         fragments: Fragments,
         q_slot: Int32,
@@ -677,7 +733,7 @@ class ForwardSm90:
         work: Work,
         wg: Int32,
     ) -> None:
-        """Normalises O and stores it and lse. Waits: store[wg]. Signals: store[wg]."""
+        """Normalises O and stores it and lse."""
         tile, sinks = work.tile, call.inputs.sinks
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = mma.place(tile.first_row + wg * WARPGROUP_ROWS, thread, self.config.tile_n)
@@ -688,12 +744,22 @@ class ForwardSm90:
             present = [row < work.seq.q_len for row in place.rows]
             mma.keep_rows(fragments.out, present)
             lses = [Float32(cutlass.select_(p, lse_, -Float32.inf)) for p, lse_ in zip(present, lses, strict=True)]
-        self.store_out(maps, smem, fragments, q_slot, call, tile, wg)
-        self.store_lse(lse, place, call.grid, tile, lses)
+        if cutlass.const_expr(self.config.out_by_tma):
+            self.store_tile(out_map, smem, fragments, q_slot, call, tile, wg)
+        else:
+            self.store_registers(fragments, call, place, tile)
+        self.store_lse(call, place, tile, lses)
 
     @cute.jit
-    def store_out(
-        self, maps: Maps, smem: Smem, fragments: Fragments, q_slot: Int32, call: Call, tile: QueryTile, wg: Int32
+    def store_tile(
+        self,
+        out_map: cute.CopyAtom,
+        smem: Smem,
+        fragments: Fragments,
+        q_slot: Int32,
+        call: Call,
+        tile: QueryTile,
+        wg: Int32,
     ) -> None:
         """Registers -> the slot of the warpgroup's Q -> global memory; TMA leaves out rows past q_len."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -709,18 +775,19 @@ class ForwardSm90:
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
         first_row = tile.first_row + wg * WARPGROUP_ROWS
         is_whole = first_row < tile.end_row
-        if cutlass.const_expr(call.packed is not None):
+        if cutlass.const_expr(call.listed is not None):
             begin, _, room = self.places(call.grid, tile)
             rows = room - first_row
             is_partial = is_whole & (rows > 0) & (rows < WARPGROUP_ROWS)
             is_whole = is_whole & (rows >= WARPGROUP_ROWS)
             if is_partial:
-                start, row_stride = self.out_row(call, tile, begin + first_row)
-                store_rows(target, start, row_stride, rows, self.config.v_columns, self.config.head_dim_v, barrier)
+                out = self.rows(call)
+                start = out.row(tile.batch, begin + first_row, tile.q_head)
+                store_rows(target, start, out.row_stride, rows, self.config.v_columns, self.config.head_dim_v, barrier)
         if thread // 32 == 0 and is_whole:
             block = (WARPGROUP_ROWS, self.config.v_columns)
-            source, destination = partition(maps.out, block, self.of_queries(call, tile, first_row), target)
-            cute.copy(maps.out, source, destination)
+            source, destination = partition(out_map, block, self.of_queries(call, tile, first_row), target)
+            cute.copy(out_map, source, destination)
             cute.arch.cp_async_bulk_commit_group()
 
     def places(self, grid: Grid, tile: QueryTile) -> tuple[Int32 | int, Int32, Int32]:
@@ -728,21 +795,41 @@ class ForwardSm90:
         begin, room = (0, grid.q_len) if tile.packed is None else (tile.packed.begin, tile.packed.room)
         return begin, cutlass.min(room, tile.end_row), room
 
-    def out_row(self, call: Call, tile: QueryTile, row: Int32) -> tuple[cute.Pointer, Int64]:
-        """Where a row of O begins, and how far rows lie apart."""
-        assert call.packed is not None, "only then are rows stored one by one"
-        out = call.packed.out
-        return out.row(tile.batch, row, tile.q_head), out.row_stride
+    def rows(self, call: Call) -> GlobalRows:
+        """Rows of O."""
+        assert call.results.out is not None, "only with them are rows stored one by one"
+        return call.results.out
+
+    def store_registers(self, fragments: Fragments, call: Call, place: mask.Place, tile: QueryTile) -> None:
+        """Registers -> global memory in 16 bit: neighbours trade words, so that a thread stores 8 bytes at a time."""
+        begin, end_row, _ = self.places(call.grid, tile)
+        is_odd = cute.arch.thread_idx()[0] % 2 == 1
+        acc = mma.rows_and_columns(fragments.out)
+        # of two blocks of 8 columns an even thread stores its and its neighbour's of the first, an odd one of the other
+        first_column = Int32(cutlass.select_(is_odd, place.first_column + 6, place.first_column))
+        for r, row in enumerate(place.rows):
+            target = self.rows(call).row(tile.batch, begin + row, tile.q_head) + first_column
+            for pair in range(self.config.v_columns // 16):
+                left, right = (
+                    ptx.cvt_pair(self.dtype, acc[r, 4 * pair + 2 * i], acc[r, 4 * pair + 2 * i + 1]) for i in range(2)
+                )
+                got = cute.arch.shuffle_sync_bfly(Int32(cutlass.select_(is_odd, left, right)), offset=1)
+                low, high = Int32(cutlass.select_(is_odd, got, left)), Int32(cutlass.select_(is_odd, right, got))
+                present = row < end_row
+                if 16 * pair + 16 > self.config.head_dim_v:  # the second block is padding
+                    present = present & (is_odd == cutlass.Boolean(False))
+                ptx.st_global_v2(target + 16 * pair, low, high, present)
 
     @cute.jit
-    def store_lse(self, lse: cute.Pointer, place: mask.Place, grid: Grid, tile: QueryTile, lses: list[Float32]) -> None:
+    def store_lse(self, call: Call, place: mask.Place, tile: QueryTile, lses: list[Float32]) -> None:
         """One thread of the four that share a row writes it."""
+        grid = call.grid
         begin, end_row, _ = self.places(grid, tile)
         if place.first_column == 0:
             row_of_lse = (Int64(tile.batch) * grid.q_heads + tile.q_head) * grid.q_len + begin
             for r in cutlass.range_constexpr(2):
                 if place.rows[r] < end_row:
-                    element = cute.make_tensor(lse + (row_of_lse + place.rows[r]), cute.make_layout(1))
+                    element = cute.make_tensor(call.results.lse + (row_of_lse + place.rows[r]), cute.make_layout(1))
                     element[0] = lses[r]
 
     def take_turn(self, wg: Int32) -> None:
@@ -755,3 +842,9 @@ class ForwardSm90:
         if self.config.warpgroups > 1:
             following = (wg + 1) % self.config.warpgroups
             cute.arch.barrier_arrive(barrier_id=NamedBarrierId.TURN + following, number_of_threads=2 * WARPGROUP)
+
+
+def numbers(tile: QueryTile) -> tuple[Int32, ...]:
+    """What describes a tile, in order."""
+    *plain, packed = tile
+    return (*plain, *(() if packed is None else packed))

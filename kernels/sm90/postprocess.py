@@ -35,9 +35,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..core.barriers import NamedBarrierId
 from ..core.packed import SlotRows, slot_rows
+from ..core.rows import GlobalRows
 from ..core.tma import Corner, partition
 from . import mma
-from .rows import GlobalRows, store_rows
+from .rows import store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PostprocessConfig

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from . import mma
 
-__all__ = ["GlobalRows", "store_rows"]
+__all__ = ["store_rows"]
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 VECTOR = 8  # 16-bit elements in 16 bytes
-
-
-class GlobalRows(NamedTuple):
-    """An array in global memory, head_dim contiguous. Strides are in elements."""
-
-    start: cute.Pointer
-    batch_stride: Int64
-    row_stride: Int64
-    head_stride: Int64
-
-    def row(self, batch: Int32, row: Int32, head: Int32) -> cute.Pointer:
-        """Where a row begins."""
-        return self.start + (batch * self.batch_stride + row * self.row_stride + head * self.head_stride)
 
 
 @cute.jit

@@ -24,6 +24,7 @@ CONFIG = KernelConfig(
     tile_n=32,
     kv_stages=2,
     q_stages=2,
+    persistent=True,
     has_right=True,
 )
 CELL = Cell(batch=(2,), q=100, k=96, kv_heads=1, group=3, head_dim=64, dtype="bfloat16", causal=True)

@@ -88,7 +88,7 @@ def test_every_product_is_a_wgmma_and_none_is_issued_twice(head_dim, mask):
     config = config_of(head_dim, mask)
     scores, values = config.columns // 16, config.tile_n // 16
     steps = 1 + len(ForwardSm90(config).bounds.visit(0, _some_sequence(config)).spans)  # a loop a span, and the ends
-    turn_over = config.q_stages - 1  # the end of a tile and the start of the next at once
+    turn_over = int(config.persistent)  # the end of a tile and the start of the next at once
     assert resources(head_dim, mask).count("HGMMA") == (steps + turn_over) * (scores + values)
 
 

@@ -19,6 +19,7 @@ GOOD = {
     "tile_n": 128,
     "kv_stages": 2,
     "q_stages": 2,
+    "persistent": True,
 }
 
 
@@ -40,7 +41,8 @@ def spec(head_dim=128, head_dim_v=None, **fields):
         ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
         ({"kv_stages": 0}, "kv_stages must be at least 1, got 0"),
         ({"q_stages": 3}, "q_stages must be 1 or 2, got 3"),
-        ({"kv_stages": 4}, "kv_stages=4 and q_stages=2 need 327872 bytes of smem, 232448 exist"),
+        ({"persistent": False}, "q_stages=2 needs persistent=True: the second stage is for the next tile"),
+        ({"kv_stages": 4}, "kv_stages=4 and q_stages=2 need 328000 bytes of smem, 232448 exist"),
         ({"tile_m": 192}, "tile_m=192, tile_n=128, head_dim_v=128 need 192 registers a thread, 160 exist"),
     ],
     ids=lambda value: "-".join(f"{k}.{v}" for k, v in value.items()) if isinstance(value, dict) else "",

@@ -109,11 +109,18 @@ def test_query_heads_of_a_kv_head_are_neighbours_in_the_order(grid):
         assert len({(t.batch, t.kv_head, t.first_row) for t in tiles[start : start + group]}) == 1
 
 
-def test_sections_are_taken_up_and_down_and_hold_as_many_heads_as_fit_in_l2():
+def test_sections_are_taken_up_and_down_and_hold_up_to_twice_as_many_heads_as_fit_in_l2():
     kv_len = scheduler.L2_BUDGET // 512 // 2  # two heads fill the budget
-    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=4, kv_heads=4, batch=1))
+    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=8, kv_heads=8, batch=1))
     places = [(tile.kv_head, tile.first_row) for tile in tiles]
-    assert places == [(0, 0), (1, 0), (0, 128), (1, 128), (2, 128), (3, 128), (2, 0), (3, 0)]
+    expected = [(range(4), 0), (range(4), 128), (range(4, 8), 128), (range(4, 8), 0)]
+    assert places == [(head, row) for heads, row in expected for head in heads]
+
+
+def test_sections_of_many_heads_hold_no_more_than_fit_in_l2():
+    kv_len = scheduler.L2_BUDGET // 512 // 40  # forty heads fill the budget
+    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=80, kv_heads=80, batch=1))
+    assert [tile.kv_head for tile in tiles] == 2 * list(range(40)) + 2 * list(range(40, 80))
 
 
 @pytest.mark.parametrize(
