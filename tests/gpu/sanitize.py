@@ -23,6 +23,8 @@ FEATURES = (
     {"segments": 3},
     {"mask": "full"},
     {"bias": "full"},
+    {"bias": "keys"},
+    {"bias": "shared", "softcap": 20.0},
     {"softcap": 20.0},
     {"sinks": True},
 )
@@ -50,13 +52,15 @@ def forward(cell):
 
 def backward(cell):
     x, arrays, options = arrays_and_options(cell)
+    wrt = {name: jnp.asarray(x[name]) for name in ("q", "k", "v", "bias", "softcap") if name in x}
+    options = {name: value for name, value in options.items() if name not in wrt}
 
-    def loss(qkv):
-        return jax_fa4.attention(**{**arrays, **qkv}, **options, implementation="kernel").astype(jnp.float32).sum()
+    def loss(wrt):
+        return jax_fa4.attention(**{**arrays, **wrt}, **options, implementation="kernel").astype(jnp.float32).sum()
 
-    got = jax.grad(loss)({name: arrays[name] for name in "qkv"})
+    got = jax.grad(loss)(wrt)
     exact = testing.gradients(x, np.ones((*x["q"].shape[:-1], x["v"].shape[-1])))
-    for name in "qkv":
+    for name in wrt:
         scale = max(np.abs(exact[name]).max(), 1)
         close(np.asarray(got[name], np.float64) / scale, exact[name] / scale)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 import jax_fa4
 from jax_fa4 import testing
-from jax_fa4.support import FallbackWarning
 from jax_fa4.testing import Cell
 
 pytestmark = pytest.mark.gpu
@@ -214,20 +212,6 @@ def test_scale_and_sinks_have_gradients_too(name):
 
     (got,) = jax.jit(lambda value: jax.vjp(attend, value)[1]((dout, dlse)))(x[name])
     np.testing.assert_allclose(got, testing.gradients(x, dout, dlse)[name], rtol=0.02)
-
-
-def test_a_cap_that_is_differentiated_falls_back():
-    x = testing.random(SMALL)
-    q, k, v = (jnp.asarray(x[name]) for name in "qkv")
-
-    def loss(cap):
-        return jax_fa4.attention(q, k, v, causal=True, softcap=cap).astype(jnp.float32).sum()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        got = jax.grad(loss)(3.0)
-    exact = testing.gradients(x | {"softcap": 3.0}, np.ones(x["q"].shape, np.float32))["softcap"]
-    np.testing.assert_allclose(got, exact, rtol=0.05)
 
 
 def test_batches_and_heads_beyond_65535_are_right():
