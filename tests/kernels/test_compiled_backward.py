@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
 from jax_fa4 import cubins
-from jax_fa4.configs import backward_config
+from jax_fa4.configs import backward_config, score_configs
 from jax_fa4.cubins import report
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -21,12 +21,18 @@ SPECS = {  # of the kernels that tests emulate as well
     "d256": {"head_dim": 256, "head_dim_v": 256},
     "d192-v128-causal": {"head_dim": 192, "head_dim_v": 128, "mask": CAUSAL, "dtype": "float16"},
 }
+SCORES = {  # likewise
+    "bias": {"bias_dtype": "float32", "mask": MaskSpec(has_q_lengths=True, has_kv_lengths=True)},
+    "softcap": {"has_softcap": True, "mask": MaskSpec(has_dense=True), "head_dim": 72, "head_dim_v": 104},
+}
 specs = pytest.mark.parametrize("spec", SPECS)
 
 
 def config_of(spec):
-    call = AttentionSpec(**{"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64, "group": 1, **SPECS[spec]})
-    return backward_config(call, "sm_90a")
+    fields = SPECS.get(spec) or SCORES[spec]
+    call = AttentionSpec(**{"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64, "group": 1, **fields})
+    main = backward_config(call, "sm_90a")
+    return main if spec in SPECS else score_configs(main, (spec,), bias_has_rows=True)[0]
 
 
 @functools.cache
@@ -37,7 +43,7 @@ def resources(spec):
         pytest.skip(str(error))
 
 
-@specs
+@pytest.mark.parametrize("spec", [*SPECS, *SCORES])
 def test_nothing_spills(spec):
     found = resources(spec)
     assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
