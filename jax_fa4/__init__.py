@@ -7,6 +7,7 @@ from jax_fa4.export import export_disabled_checks, target_arch
 from jax_fa4.fused import attention_qkv
 from jax_fa4.jax_nn import dot_product_attention
 from jax_fa4.paged import append_kv, attention_paged
+from jax_fa4.scheduling import cluster_launch_control
 from jax_fa4.varlen import attention_varlen
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "attention_paged",
     "attention_qkv",
     "attention_varlen",
+    "cluster_launch_control",
     "combine",
     "dot_product_attention",
     "export_disabled_checks",

@@ -11,11 +11,19 @@ from jax.export import DisabledSafetyCheck
 
 from jax_fa4 import checks, launcher
 
-__all__ = ["ARCHS", "ENVIRONMENT_VARIABLE", "asked_archs", "export_disabled_checks", "target_arch", "target_archs"]
+__all__ = [
+    "ARCHS",
+    "ENVIRONMENT_VARIABLE",
+    "PROVEN",
+    "asked_archs",
+    "export_disabled_checks",
+    "target_arch",
+    "target_archs",
+]
 
 # Hopper and Blackwell; "a": code that uses wgmma or tcgen05 runs on this architecture alone
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
-DEFAULT = ("sm_90a",)  # all whose kernels have run on hardware
+PROVEN = ("sm_90a",)  # all whose kernels have run on hardware
 ENVIRONMENT_VARIABLE = "JAX_FA4_ARCH"
 
 _chosen = jax.make_user_context(default_value=None)  # in JAX's cache keys: another choice's program is not reused
@@ -57,8 +65,8 @@ def target_arch(*archs: str) -> Iterator[None]:
 
 
 def target_archs() -> tuple[str, ...]:
-    """The architectures to make cubins for where no device tells: those asked for, else Hopper."""
-    return asked_archs() or DEFAULT
+    """The architectures to make cubins for where no device tells: those asked for, else those proven: Hopper."""
+    return asked_archs() or PROVEN
 
 
 def asked_archs() -> tuple[str, ...]:

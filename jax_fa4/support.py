@@ -11,7 +11,7 @@ from typing import Any
 from jax_fa4.configs import Config, backward_config, decode_config, forward_config
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["FallbackWarning", "warn_fallback", "why_no_gradient", "why_unsupported"]
+__all__ = ["FallbackWarning", "UntriedWarning", "warn_fallback", "warn_untried", "why_no_gradient", "why_unsupported"]
 
 MASK_FEATURES = {
     "has_left": "a left window",
@@ -34,6 +34,10 @@ FEATURES = {
 
 class FallbackWarning(UserWarning):
     """A GPU runs blockwise JAX, because this call has no kernel yet."""
+
+
+class UntriedWarning(UserWarning):
+    """A GPU runs kernels that had been emulated, and had not run on such a GPU yet."""
 
 
 def why_unsupported(spec: AttentionSpec, arch: str) -> str | None:
@@ -73,6 +77,16 @@ def warn_fallback(reason: str) -> None:
     """Says once in a process that a GPU runs blockwise JAX, and why."""
     message = f"{reason}: it runs as blockwise JAX, which is slower; implementation='xla' says that you know"
     warnings.warn(message, FallbackWarning, stacklevel=2)
+
+
+@functools.cache  # once for each architecture
+def warn_untried(arch: str) -> None:
+    """Says once in a process that a GPU runs kernels which only the emulator has run."""
+    message = (
+        f"jax_fa4's {arch} kernels have been emulated and have not run on hardware yet: compare their results with "
+        f"those of implementation='xla'; implementation='kernel' says that you know"
+    )
+    warnings.warn(message, UntriedWarning, stacklevel=2)
 
 
 def _one_by_one(spec: AttentionSpec, plain: AttentionSpec) -> list[tuple[str, AttentionSpec]]:

@@ -221,9 +221,9 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
 
     from .core.inputs import Inputs
     from .core.rows import GlobalRows
-    from .core.scheduler import Grid
     from .sm100.forward import ForwardSm100
-    from .sm100.packed import Extents, PackedSm100
+    from .sm100.packed import PackedSm100
+    from .sm100.shared import Extents
 
     kernel = PackedSm100(config) if config.has_cu_seqlens else ForwardSm100(config)
     kernel.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -233,9 +233,8 @@ def _compile_forward_sm100(config: ForwardSm100Config, options: str) -> Any:
     if not config.out_by_tma:
         out = GlobalRows(pointers["out"], *(cutlass.Int64(0) for _ in range(3)))
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
-    grid: Any = Grid(*(cutlass.Int32(1) for _ in Grid._fields))
-    if config.has_cu_seqlens:
-        grid = Extents(**grid._asdict(), schedule=pointers["q_schedule"])
+    sizes = _scalars(config, ("q_len", "kv_len", "q_heads", "kv_heads", "batch"))
+    grid = Extents(**sizes, schedule=pointers.get("q_schedule"))
     return cute.compile(kernel.launch, q, k, v, out, pointers["lse"], inputs, grid, options=options).artifacts
 
 
@@ -246,7 +245,8 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.pages import Pages
     from .core.rows import GlobalRows
-    from .sm100.grouped import Extents, GroupedSm100
+    from .sm100.grouped import GroupedSm100
+    from .sm100.shared import Extents
 
     kernel = GroupedSm100(config)
     GroupedSm100.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -41,8 +40,8 @@ __all__ = [
     "score_configs",
 ]
 
-FORWARD: dict[str, Callable[[AttentionSpec], KernelConfig | None]] = {
-    "sm_90a": sm90.forward,
+FORWARD: dict[str, Callable[..., KernelConfig | None]] = {
+    "sm_90a": lambda spec, *, takes_over: sm90.forward(spec),
     "sm_100a": sm100.forward,
     "sm_103a": functools.partial(sm100.forward, arch="sm_103a"),
 }
@@ -64,16 +63,19 @@ ALL: dict[str, Callable[[], tuple[Config, ...]]] = {
 }
 
 
-def forward_config(spec: AttentionSpec, arch: str, q_len: int | None = None) -> KernelConfig | None:
+def forward_config(
+    spec: AttentionSpec, arch: str, q_len: int | None = None, *, takes_over: bool = False
+) -> KernelConfig | None:
     """The forward kernel for `spec` on `arch` ("sm_90a"), or None where there is none yet.
 
     Layout, determinism and implementation select nothing: one kernel serves all of them. Where `q_len` is known and
-    short, a kernel may be better whose tiles hold the queries of all heads of a group.
+    short, a kernel may be better whose tiles hold the queries of all heads of a group. `takes_over`: CTAs take over
+    tiles of those that have not started, where the kernel can.
     """
     if arch not in FORWARD or _is_elsewhere(spec) or (spec.mask.has_cu_seqlens and arch not in PACKED):
         return None
     grouped = GROUPED[arch](spec, q_len) if q_len is not None and arch in GROUPED else None
-    return grouped or FORWARD[arch](spec)
+    return grouped or FORWARD[arch](spec, takes_over=takes_over)
 
 
 def decode_config(spec: AttentionSpec, arch: str, rows: int = 1) -> DecodeConfig | GroupedSm100Config | None:
@@ -89,19 +91,7 @@ def query_schedule(spec: AttentionSpec, config: KernelConfig) -> ScheduleConfig 
     """The kernel that lists the tiles for the forward kernel of a spec with packed sequences; None: it has none."""
     if not config.has_cu_seqlens:
         return None
-    mask = spec.mask
-    return ScheduleConfig(
-        arch=config.arch,
-        side="q",
-        order="tiles",
-        tile_m=config.tile_m,
-        tile_n=config.tile_n,
-        row_step=config.row_step,
-        has_left=config.has_left,
-        has_right=config.has_right,
-        has_q_lengths=mask.has_q_lengths,
-        has_kv_lengths=mask.has_kv_lengths,
-    )
+    return ScheduleConfig.of(config, spec.mask, side="q", order="tiles", row_step=config.row_step)
 
 
 def backward_schedules(spec: AttentionSpec, config: BackwardConfig) -> tuple[ScheduleConfig, ...]:
@@ -111,25 +101,10 @@ def backward_schedules(spec: AttentionSpec, config: BackwardConfig) -> tuple[Sch
     """
     if not config.has_cu_seqlens:
         return ()
-    queries = ScheduleConfig(
-        arch=config.arch,
-        side="q",
-        order="slots",
-        tile_m=config.tile_m,
-        tile_n=config.tile_n,
-        has_q_lengths=spec.mask.has_q_lengths,
-        has_kv_lengths=spec.mask.has_kv_lengths,
+    return (
+        ScheduleConfig.of(config, spec.mask, side="q", order="slots"),
+        ScheduleConfig.of(config, spec.mask, side="kv", order="sequences"),
     )
-    keys = dataclasses.replace(
-        queries,
-        side="kv",
-        order="sequences",
-        tile_m=config.tile_n,
-        tile_n=config.tile_m,
-        has_left=config.has_left,
-        has_right=config.has_right,
-    )
-    return queries, keys
 
 
 def backward_config(spec: AttentionSpec, arch: str) -> BackwardConfig | None:

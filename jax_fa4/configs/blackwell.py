@@ -17,7 +17,7 @@ from jax_fa4.configs.config import (
 )
 from jax_fa4.configs.params import Extent, KernelParam
 
-__all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "SmemPlan", "TmemMap"]
+__all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "Schedule", "SmemPlan", "TmemMap"]
 
 ARCHS = ("sm_100a", "sm_103a")
 WARP = 32
@@ -34,6 +34,9 @@ MAX_KV_STAGES = 32
 UNEVEN_KV_STAGES = 3  # K V K, then V K V: slots of two sizes
 RESPONSE_BYTES = 16  # which tile is next, as cluster launch control tells it
 TMEM_ADDRESS_BYTES = 8  # where the allocation tells its address; padded, for barriers follow
+
+
+Schedule = Literal["single", "static", "dynamic"]
 
 
 class Role(NamedTuple):
@@ -173,7 +176,7 @@ class ForwardSm100Config(KernelConfig):
     cta_group: Literal[1, 2] = 1
     exp2_period: int = 0
     exp2_first: int = 0
-    schedule: Literal["single", "static", "dynamic"] = "single"
+    schedule: Schedule = "single"
     out_by_tma: bool = True
 
     def __post_init__(self) -> None:

@@ -42,12 +42,8 @@ class GroupedSm100Config(ForwardSm100Config):
         super().__post_init__()
         if self.out_by_tma or self.is_persistent:
             raise ValueError("grouped heads take out_by_tma=False and schedule=single")
-        if self.has_segments or self.has_mask or self.bias:
-            raise ValueError("grouped heads take no segments, no mask and no bias")
         if self.page_size is not None and not (self.page_size > 0 and self.has_kv_lengths and self.is_split):
             raise ValueError(f"page_size must be positive and come with lengths and splits, got {self.page_size}")
-        if self.gathers_keys and self.blocks_ahead < 1:
-            raise ValueError(f"kv_stages must be at least 3 where lanes copy keys, got {self.kv_stages}")
 
     @property
     def name(self) -> str:
@@ -77,7 +73,7 @@ class GroupedSm100Config(ForwardSm100Config):
 
     @property
     def blocks_ahead(self) -> int:
-        """Blocks of K or V that lanes ask for before they show an earlier one.
+        """Blocks of K or V that lanes ask for before they show an earlier one; 0: they wait for each.
 
         A product P V waits for its V and for the K behind it, so two slots more must exist.
         """
@@ -110,7 +106,7 @@ class GroupedSm100Config(ForwardSm100Config):
         return (
             *(() if self.gathers_keys else self._maps()),
             *self._results(),
-            *feature_params(self, ranges=None, tiles="q_tiles"),
+            *feature_params(self, ranges="key_blocks", tiles="q_tiles"),
             *(ScalarParam(name=name) for name in extents),
             *self._rows("q", ("batch", "q_len", "q_heads", "head_dim")),
             *(self._pools() if self.gathers_keys else ()),

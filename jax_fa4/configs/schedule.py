@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, Self
 
 from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
+from jax_fa4.spec import MaskSpec
 
 __all__ = ["SCHEDULE_FIELDS", "ScheduleConfig", "schedule_param"]
 
@@ -13,6 +14,9 @@ THREADS = 1024
 CLASSES = 2048  # of work
 WARPS = 32
 SCHEDULE_FIELDS = 8  # numbers that a schedule has of a tile
+
+Side = Literal["q", "kv"]
+Order = Literal["tiles", "sequences", "slots"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,8 @@ class ScheduleConfig:
 
     arch: str
     kernel: Literal["schedule"] = "schedule"
-    side: Literal["q", "kv"]
-    order: Literal["tiles", "sequences", "slots"]
+    side: Side
+    order: Order
     tile_m: int
     tile_n: int
     row_step: int | None = None  # the tile that is not full is a sequence's first, and all start at multiples of it
@@ -34,6 +38,24 @@ class ScheduleConfig:
     has_right: bool = False
     has_q_lengths: bool = False
     has_kv_lengths: bool = False
+
+    @classmethod
+    def of(cls, config: Any, mask: MaskSpec, *, side: Side, order: Order, row_step: int | None = None) -> Self:
+        """For the kernel of a config: a list of its tiles of queries or, for the keys that a backward sums, of keys."""
+        tiles = (config.tile_m, config.tile_n)
+        tile_m, tile_n = tiles if side == "q" else reversed(tiles)
+        return cls(
+            arch=config.arch,
+            side=side,
+            order=order,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            row_step=row_step,
+            has_left=config.has_left and order != "slots",  # which are the same for every window
+            has_right=config.has_right and order != "slots",
+            has_q_lengths=mask.has_q_lengths,
+            has_kv_lengths=mask.has_kv_lengths,
+        )
 
     @property
     def name(self) -> str:
@@ -45,12 +67,12 @@ class ScheduleConfig:
     @property
     def sees_left(self) -> bool:
         """Whether a tile's rows see only some of the other side's rows before their place."""
-        return self.order != "slots" and (self.has_left if self.side == "q" else self.has_right)
+        return self.has_left if self.side == "q" else self.has_right
 
     @property
     def sees_right(self) -> bool:
         """Whether a tile's rows see only some of the other side's rows after their place."""
-        return self.order != "slots" and (self.has_right if self.side == "q" else self.has_left)
+        return self.has_right if self.side == "q" else self.has_left
 
     @property
     def threads(self) -> int:
@@ -65,12 +87,11 @@ class ScheduleConfig:
     @property
     def params(self) -> tuple[KernelParam, ...]:
         """The kernel's parameters, in order."""
-        sorts = self.order != "slots"
         optional = (
             (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=("lengths_size",))),
             (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=("lengths_size",))),
-            (self.has_left and sorts, PointerParam(name="window_left", dtype="int32")),
-            (self.has_right and sorts, PointerParam(name="window_right", dtype="int32")),
+            (self.has_left, PointerParam(name="window_left", dtype="int32")),
+            (self.has_right, PointerParam(name="window_right", dtype="int32")),
         )
         return (
             PointerParam(name="cu_seqlens_q", dtype="int32", dims=("offsets_size",)),
@@ -81,7 +102,7 @@ class ScheduleConfig:
         )
 
 
-def schedule_param(side: Literal["q", "kv"]) -> PointerParam:
+def schedule_param(side: Side) -> PointerParam:
     """The list of tiles of queries or keys."""
     name, rows = ("q_schedule", "q_places") if side == "q" else ("kv_schedule", "kv_places")
     return PointerParam(name=name, dtype="int32", dims=(rows, "fields"), pointee_align=16)  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax_fa4.configs.blackwell import TILE_N, TILE_ROWS, ForwardSm100Config
+from jax_fa4.configs.blackwell import TILE_N, TILE_ROWS, ForwardSm100Config, Schedule
 from jax_fa4.configs.decode import CombineConfig
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
-from jax_fa4.configs.grouped import GroupedSm100Config, lanes_copy
+from jax_fa4.configs.grouped import GroupedSm100Config
 from jax_fa4.spec import AttentionSpec
 
 __all__ = ["FORWARD", "all_configs", "decode", "forward", "grouped_forward"]
@@ -20,14 +20,24 @@ MIN_STAGES = 2  # of K and V together, with which a config is made before it is 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """Registers of a thread by role, and which exponentials are emulated."""
+class Registers:
+    """Of a thread, by role."""
 
     softmax: int
     correction: int
     others: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning(Registers):
+    """Registers, and which exponentials are emulated."""
+
     exp2_period: int = 0
     exp2_first: int = 0
+
+    def but(self, registers: Registers) -> Tuning:
+        """The same with other registers."""
+        return dataclasses.replace(self, **dataclasses.asdict(registers))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -48,7 +58,7 @@ class Row:
     alone: Tuning
     pair: Tuning | None = None
     q_tiles: int = 2
-    is_persistent: bool = False  # where all tiles visit the same keys: O has room beside Q
+    is_persistent: bool = False  # O has room beside Q: a CTA may compute tile after tile
 
 
 FORWARD = {  # by architecture: up to (head_dim, head_dim_v); the first row that fits
@@ -88,49 +98,62 @@ FORWARD = {  # by architecture: up to (head_dim, head_dim_v); the first row that
         ),
     },
 }
-GROUPED_REGISTERS = {  # where two tiles leave few: the load warps find the address of every 16 bytes themselves
-    "softmax_registers": 184,
-    "correction_registers": 80,
-    "other_registers": 64,
-}
-WIDEST_TILES = 128  # columns of Q up to which two tiles leave room for three slots of K and V
+LONE_TILE = Registers(softmax=240, correction=80, others=64)  # what one query tile leaves
+GROUPED = Registers(softmax=184, correction=80, others=64)  # load warps find the address of every 16 bytes themselves
+SEGMENTS = Registers(softmax=192, correction=80, others=48)  # with fewer for correction 17 words spill at head dim 64
+WIDEST_TILES = 128  # columns of Q up to which two tiles leave room for three slots of K and V, and for segments
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 
-def forward(spec: AttentionSpec, arch: str = "sm_100a") -> ForwardSm100Config | None:
-    """The forward kernel of a spec, or None where there is none."""
+def forward(spec: AttentionSpec, arch: str = "sm_100a", *, takes_over: bool = False) -> ForwardSm100Config | None:
+    """The forward kernel of a spec, or None where there is none.
+
+    `takes_over`: CTAs take over tiles of those that have not started, where a kernel can.
+    """
     elsewhere = spec.has_batched_scalars or spec.page_size is not None or packs_with_others(spec)
     row = first_that_fits(FORWARD[arch], spec)
     if row is None or elsewhere or not has_known_dtypes(spec):
         return None
+    is_lone, alone = row.q_tiles == 1, row.alone
+    has_wide_segments = spec.mask.has_segments and spec.head_dim > WIDEST_TILES
+    if not is_lone and (_reads_elements(spec) or has_wide_segments):
+        is_lone, alone = True, alone.but(LONE_TILE)
+    elif not is_lone and spec.mask.has_segments:
+        alone = alone.but(SEGMENTS)
     config = ForwardSm100Config(
         arch=arch,
         kernel="forward",
-        tile_m=row.q_tiles * TILE_ROWS,
+        tile_m=TILE_ROWS if is_lone else row.q_tiles * TILE_ROWS,
         tile_n=TILE_N,
         kv_stages=MIN_STAGES,
         out_by_tma=not spec.mask.has_cu_seqlens,
-        **row.alone.fields,
+        **alone.fields,
         **fields_of(spec),
     )
     # a pair visits the keys that either CTA's queries see: where tiles differ, two tiles each would see too much
     if (
         row.pair
+        and config.q_tiles == row.q_tiles
         and not config.has_kv_lengths
         and not config.has_cu_seqlens
         and not (config.visits_differ and row.q_tiles == 2)
     ):
         config = dataclasses.replace(config, cta_group=2, tile_m=2 * config.tile_m, **row.pair.fields)
     has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
-    is_persistent = row.is_persistent and not config.visits_differ and not has_elements
-    return dataclasses.replace(config, schedule="static" if is_persistent else "single").fitted()
+    may_walk = row.is_persistent and not has_elements
+    schedule: Schedule = "single"
+    if may_walk and takes_over and not config.has_kv_lengths and not config.has_cu_seqlens:
+        schedule = "dynamic"
+    elif may_walk and not config.visits_differ:
+        schedule = "static"
+    return dataclasses.replace(config, schedule=schedule).fitted()
 
 
 def grouped_forward(spec: AttentionSpec, q_len: int, arch: str = "sm_100a") -> GroupedSm100Config | None:
     """The kernel of grouped heads of a spec where that saves tiles of short queries; None elsewhere."""
-    tile_m, rows = 2 * TILE_ROWS, q_len * spec.group
-    saves_tiles = 0 < q_len < tile_m and -(-rows // tile_m) < spec.group
-    return _grouped(spec, arch, rows, is_split=False) if saves_tiles else None
+    rows = q_len * spec.group
+    config = _grouped(spec, arch, rows, is_split=False) if 0 < q_len < 2 * TILE_ROWS else None
+    return config if config and -(-rows // config.tile_m) < spec.group else None
 
 
 def decode(spec: AttentionSpec, rows: int = 1, arch: str = "sm_100a") -> GroupedSm100Config | None:
@@ -139,13 +162,15 @@ def decode(spec: AttentionSpec, rows: int = 1, arch: str = "sm_100a") -> Grouped
 
 
 def _grouped(spec: AttentionSpec, arch: str, rows: int, *, is_split: bool) -> GroupedSm100Config | None:
-    row, mask = first_that_fits(FORWARD[arch], spec), spec.mask
-    elsewhere = mask.has_segments or mask.has_dense or mask.has_cu_seqlens or spec.bias_dtype or spec.is_fused
+    row = first_that_fits(FORWARD[arch], spec)
+    # a schedule lists tiles of one head; parts of a fused array have their queries beside the keys, so many of both
+    elsewhere = spec.mask.has_cu_seqlens or spec.is_fused
     elsewhere = elsewhere or spec.has_batched_scalars or (spec.page_size is not None and not is_split)
-    by_lanes = lanes_copy(spec.page_size)
-    if row is None or elsewhere or not has_known_dtypes(spec) or (by_lanes and row.q_tiles == 1):
-        return None  # lanes need a third slot, for which there is no room
-    q_tiles = row.q_tiles if rows > TILE_ROWS and spec.head_dim <= WIDEST_TILES else 1
+    if row is None or elsewhere or not has_known_dtypes(spec):
+        return None
+    is_lone = rows <= TILE_ROWS or spec.head_dim > WIDEST_TILES or _reads_elements(spec) or spec.mask.has_segments
+    q_tiles = 1 if is_lone else row.q_tiles
+    tuning = row.alone if row.q_tiles == 1 else row.alone.but(LONE_TILE if is_lone else GROUPED)
     fields = fields_of(spec)
     fields["has_kv_lengths"] = spec.mask.has_kv_lengths or spec.page_size is not None
     return GroupedSm100Config(
@@ -153,13 +178,18 @@ def _grouped(spec: AttentionSpec, arch: str, rows: int, *, is_split: bool) -> Gr
         kernel="decode" if is_split else "grouped",
         tile_m=q_tiles * TILE_ROWS,
         tile_n=TILE_N,
-        kv_stages=MIN_STAGES + by_lanes,
+        kv_stages=MIN_STAGES,
         out_by_tma=False,
         is_split=is_split,
         page_size=spec.page_size,
-        **{**row.alone.fields, **(GROUPED_REGISTERS if row.q_tiles == 2 else {})},
+        **tuning.fields,
         **fields,
     ).fitted()
+
+
+def _reads_elements(spec: AttentionSpec) -> bool:
+    """Whether softmax reads an element for each score, whose addresses take the registers of a second query tile."""
+    return spec.mask.has_dense or spec.bias_dtype is not None
 
 
 def all_configs(arch: str = "sm_100a") -> tuple[ForwardSm100Config | CombineConfig, ...]:

@@ -140,7 +140,7 @@ class Buffers:
         q_len = q.axes.size(q.number, "t")
         extents: dict[str, ExprLike] = {
             "q_len": q_len,
-            "q_tiles": ceil_div(q_len, config.tile_m),
+            "q_tiles": self.tiles_of_a_head(),
             "padded_q_len": ceil_div(q_len, config.tile_m) * config.tile_m,
             "kv_len": k.axes.size(k.number, "s"),
             "q_heads": kv_heads * q.axes.size(q.number, "g"),
@@ -162,9 +162,7 @@ class Buffers:
                 number, axes, _ = self.buffers[name]
                 steps = dict(zip(("batch", "row", "head"), ("", *row_and_head), strict=True))
                 extents |= {f"{name}_{what}_stride": axes.stride(number, letter) for what, letter in steps.items()}
-        for name in ("mask", "bias"):
-            if name in self.buffers:
-                extents |= _dense_extents(name, self.buffers[name])
+        extents |= self.dense_extents()
         if "dbias" in self.buffers:
             extents |= self._shares(extents)
         if "cu_seqlens_q" in self.buffers:
@@ -241,13 +239,24 @@ class Buffers:
         """A CTA for each tile that a schedule of queries may have, of each query head."""
         return (self.extents["q_places"] - as_expr(1)) * self.extents["q_heads"]
 
+    def tiles_of_a_head(self) -> Expr:
+        """Tiles of queries of a query head, or of those of a whole group."""
+        assert not isinstance(self.config, DecodeConfig), "which counts its tiles itself"
+        number, axes, _ = self.buffers["q"]
+        rows = axes.size(number, "t")
+        if isinstance(self.config, GroupedSm100Config):
+            rows *= axes.size(number, "g")
+        return ceil_div(rows, self.config.tile_m)
+
     def query_tiles(self) -> Expr:
         """A CTA for each tile of queries of each query head, or of those of a whole group."""
-        if isinstance(self.config, GroupedSm100Config):
-            number, axes, _ = self.buffers["q"]
-            tiles = ceil_div(self.extents["q_len"] * axes.size(number, "g"), self.config.tile_m)
-            return tiles * self.extents["kv_heads"] * self.extents["batch"]
-        return as_expr(self.extents["q_tiles"]) * self.extents["q_heads"] * self.extents["batch"]
+        heads = "kv_heads" if isinstance(self.config, GroupedSm100Config) else "q_heads"
+        return self.tiles_of_a_head() * self.extents[heads] * self.extents["batch"]
+
+    def dense_extents(self) -> dict[str, ExprLike]:
+        """Strides and sizes of a mask and a bias."""
+        names = [name for name in ("mask", "bias") if name in self.buffers]
+        return {key: size for name in names for key, size in _dense_extents(name, self.buffers[name]).items()}
 
     def key_tiles(self) -> Expr:
         """A CTA for each tile of keys of each kv head."""

@@ -51,7 +51,7 @@ def decode(
 ) -> Plan:
     """The plan of a call whose q, k, v and out lie in memory as `layout` says; `kernels`: of `config.kernels`.
 
-    `axes` are `page_axes` of a call with pages.
+    `axes` are `page_axes` of a call with pages, or those of a mask and a bias.
     """
     buffers = _Buffers(operand_names(config), RESULTS, config, layout, axes)
     main, combine = config.kernels
@@ -75,10 +75,10 @@ class _Buffers(Buffers):
         return self.extents["q_len"] * self._of("q", "g") * self.extents["kv_heads"] * self.extents["batch"]
 
     def _tiles(self) -> Expr:
-        q_len, group = self._of("q", "t"), self._of("q", "g")
-        tiles = ceil_div(q_len, TILE_ROWS // group)
-        if not isinstance(self.config, DecodeConfig):
-            tiles = ceil_div(q_len * group, self.config.tile_m)
+        if isinstance(self.config, DecodeConfig):
+            tiles = ceil_div(self._of("q", "t"), TILE_ROWS // self._of("q", "g"))
+        else:
+            tiles = self.tiles_of_a_head()
         number, axes, _ = self.buffers["q"]
         batch = self._of("q", "b") if "b" in axes.logical else axes.batch(number)
         return tiles * self._of("q", "k") * batch
@@ -103,6 +103,8 @@ class _Buffers(Buffers):
             "cta_splits": maximum(self._tiles() * self._of("partial_out", "l") // MIN_CTAS, 1),
             "min_split_keys": ceil_div(q_len * group, ROWS_PER_MIN_SPLIT) * MIN_SPLIT_KEYS,
         }
+        if not isinstance(self.config, DecodeConfig):
+            extents |= {"q_tiles": self.tiles_of_a_head(), "range": 2, **self.dense_extents()}
         for name in ("q", "out"):
             number, axes, _ = self.buffers[name]
             for what, letter in (("batch", "b" if is_paged else ""), ("row", "t"), ("head", "g")):

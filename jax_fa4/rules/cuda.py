@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_fa4 import blockwise, cubins, export
+from jax_fa4 import blockwise, cubins, export, scheduling
 from jax_fa4.configs import (
     SCHEDULE_FIELDS,
     Config,
@@ -46,7 +46,7 @@ from jax_fa4.rules.pack import always_linear, unpack
 from jax_fa4.rules.scores import delta_of, of_bias, of_scale, of_sinks
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
-from jax_fa4.support import warn_fallback, why_no_gradient, why_unsupported
+from jax_fa4.support import warn_fallback, warn_untried, why_no_gradient, why_unsupported
 
 __all__ = ["BACKWARD", "FORWARD", "KernelCall", "kernel_or", "unless_emulated", "unless_kernel_asked"]
 
@@ -80,6 +80,8 @@ def kernel_or(blockwise: Lowering, call: KernelCall) -> Lowering:
         if reasons := _why_not(spec, target.archs, lambda arch: call.why_not(spec, arch, params)):
             _fall_back(spec, reasons[0])
             return blockwise(ctx, *args, spec=spec, **params)
+        if spec.implementation is None:
+            _warn_of_untried(target.archs)
         return _lowered(call)(ctx, *args, spec=spec, target=target, **params)
 
     return lower
@@ -130,6 +132,13 @@ def _fall_back(spec: AttentionSpec, reason: str) -> None:
     warn_fallback(reason)
 
 
+def _warn_of_untried(archs: tuple[str, ...]) -> None:
+    """Unless the user named the architecture."""
+    for arch in archs:
+        if arch not in (*export.PROVEN, *export.asked_archs()):
+            warn_untried(arch)
+
+
 def _target(ctx: Any) -> Target:
     """The architecture of the devices at hand; without one, or for export, what the user asked for."""
     module = ctx.module_context
@@ -163,7 +172,8 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
     if x.page_table is not None or _prefers_decode(x, spec, target):
         return _decode(x, spec, target)
     q_len = x.q.shape[-3] if _has_sizes(x) else None
-    configs = [_present(forward_config(spec, arch, q_len)) for arch in target.archs]
+    takes_over = scheduling.takes_over()
+    configs = [_present(forward_config(spec, arch, q_len, takes_over=takes_over)) for arch in target.archs]
     schedules = [query_schedule(spec, config) for config in configs]
     kernels = [_kernels([s, c] if s else [c]) for s, c in zip(schedules, configs, strict=True)]
     others, other_axes = _others(x, target)
@@ -213,11 +223,16 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     configs = [_decode_config(spec, arch, rows) for arch in target.archs]
     kernels = [_kernels(config.kernels) for config in configs]
     is_paged = x.page_table is not None
-    axes = decode.page_axes(configs[0], spec.layout, splits=target.splits) if is_paged else {}
+    others, axes = _others(x, target)
+    if is_paged:
+        axes = decode.page_axes(configs[0], spec.layout, splits=target.splits)
     plans = [decode.decode(c, k.names, spec.layout, axes) for c, k in zip(configs, kernels, strict=True)]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
-    operands = {name: logical(name, x, configs[0]) for name in decode.operand_names(configs[0])}
+    operands = {
+        name: others[name] if name in others else logical(name, x, configs[0])
+        for name in decode.operand_names(configs[0])
+    }
     lead = (*batch, kv_heads)
     if is_paged:
         operands = {name: paged(name, a, x, splits=target.splits) for name, a in operands.items()}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jax_fa4.configs import BackwardConfig, DecodeConfig, KernelConfig
+from jax_fa4.configs import BackwardConfig, DecodeConfig, GroupedSm100Config, KernelConfig
 from jax_fa4.operands import Operands
 from jax_fa4.plan.axes import Axes
 from jax_fa4.rules.segments import key_blocks
@@ -41,7 +41,10 @@ def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig | Deco
             assert x.q_segment_ids is not None, "the kernel was compiled with segments"
             assert x.kv_segment_ids is not None, "ids come in pairs"
             assert not isinstance(config, DecodeConfig), "which takes no segments"
-            blocks = key_blocks(x.q_segment_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
+            q_ids = x.q_segment_ids
+            if isinstance(config, GroupedSm100Config):  # a tile's rows are those of all heads of a group
+                q_ids = jnp.repeat(q_ids, group, axis=-1)
+            blocks = key_blocks(q_ids, x.kv_segment_ids, tile_m=config.tile_m, tile_n=config.tile_n)
             return _for_kv_heads(blocks, x)
         case "query_blocks":
             assert x.q_segment_ids is not None, "the kernel was compiled with segments"

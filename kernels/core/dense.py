@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64
 from . import ptx
 from .mask import Place
 
-__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "hide_false", "hide_unset", "present", "rows_of"]
+__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "element", "hide_false", "hide_unset", "present", "rows_of"]
 
 WORD = 32  # bits
 
@@ -112,9 +112,11 @@ def _combine(
 
 
 def _element(rows: Rows, row: int, index: Int32, ragged: bool) -> cutlass.Numeric:
-    """Of one row, at key (or query) `index`."""
-    if ragged:
-        index = cutlass.min(index, rows.last)
+    return element(rows, row, cutlass.min(index, rows.last) if ragged else index)
+
+
+def element(rows: Rows, row: int, index: Int32) -> cutlass.Numeric:
+    """Of one row, at key (or query) `index`, which exists."""
     if rows.step is None:
         return cute.make_tensor(rows.pointers[row] + index, cute.make_layout(1))[0]
     return ptx.ld_global(rows.pointers[row], index, rows.step)

@@ -50,7 +50,7 @@ from .correction import Correction
 from .epilogue import Epilogue
 from .issue import Issue, State
 from .load import Load
-from .shared import LEADER, Cta, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
+from .shared import LEADER, Cta, Extents, Maps, Slot, Smem, Work, allocate, arrive, make_barriers, meet, wait
 from .softmax import Softmax
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ForwardSm100:
         out: cute.Tensor | GlobalRows,
         lse: cute.Pointer,
         inputs: Inputs,
-        grid: Any,
+        grid: Extents,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch), but `out` where TMA doesn't store it.
 
@@ -129,7 +129,7 @@ class ForwardSm100:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, out: Any, lse: cute.Pointer, inputs: Inputs, grid: Any) -> None:
+    def kernel(self, maps: Maps, out: Any, lse: cute.Pointer, inputs: Inputs, grid: Extents) -> None:
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
@@ -233,14 +233,14 @@ class ForwardSm100:
         else:
             compute(self.work(inputs, grid, index, round, round), state)
 
-    def work(self, inputs: Inputs, grid: Any, index: Int32, round: Int32, filled: Int32) -> Work:
+    def work(self, inputs: Inputs, grid: Extents, index: Int32, round: Int32, filled: Int32) -> Work:
         """The tile at `index` of the order. Every role asks here, so that none can disagree on emptiness.
 
         Both CTAs of a pair compute it, and visit the same key blocks.
         """
-        tile = self.scheduler.tile(index, grid)
+        tile = self.scheduler.tile(index, grid.grid)
         seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
-        within = calls.key_blocks(inputs, grid, tile, tile.m_block, self.config.tile_m)
+        within = calls.key_blocks(inputs, grid.grid, tile, tile.m_block, self.config.tile_m)
         rank = cute.arch.block_idx()[0] % 2 if self.config.cta_group == 2 else 0
         visit = self.bounds.visit(tile.m_block, seq, within)
         rows = Rows(tile.m_block * self.config.tile_m)

@@ -15,7 +15,7 @@ Parameters in order, as `GroupedSm100Config.params` lists them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
@@ -26,37 +26,19 @@ from ..core import inputs as calls
 from ..core.divide import divide, divide_with_rest
 from ..core.heads import Rows
 from ..core.inputs import Inputs
-from ..core.pages import Pages
 from ..core.rows import GlobalRows
 from ..core.scheduler import Grid
 from ..core.splits import Splits
 from .correction import Correction, PartialRow
 from .forward import EARLY_WEIGHTS, ForwardSm100
 from .load_grouped import GroupedLoad, box_layout
-from .shared import Barriers, Maps, Smem, Work
+from .shared import Barriers, Extents, Maps, Smem, Work
 from .softmax import Row, Softmax
 
 if TYPE_CHECKING:
     from jax_fa4.configs.grouped import GroupedSm100Config
 
-__all__ = ["Extents", "GroupedSm100"]
-
-
-class Extents(NamedTuple):
-    """Sizes of a call, and its arrays that no tensor map describes; None: compiled without."""
-
-    q_len: Int32
-    kv_len: Int32
-    q_heads: Int32
-    kv_heads: Int32
-    batch: Int32
-    q: GlobalRows
-    k: GlobalRows | None
-    v: GlobalRows | None
-    num_splits: Int32 | None
-    min_split_keys: Int32 | None
-    page_table: cute.Pointer | None
-    pages: Pages | None
+__all__ = ["GroupedSm100"]
 
 
 class GroupedSm100(ForwardSm100):
@@ -105,8 +87,7 @@ class GroupedSm100(ForwardSm100):
 
     def work(self, inputs: Inputs, grid: Extents, index: Int32, round: Int32, filled: Int32) -> Work:
         """The tile at `index` of the order, and the split of its keys."""
-        config = self.config
-        group = divide(grid.q_heads, grid.kv_heads)
+        config, group = self.config, grid.group
         one_head = Grid(grid.q_len * group, grid.kv_len, grid.kv_heads, grid.kv_heads, grid.batch)  # of all its rows
         split = None
         if config.is_split:
@@ -116,7 +97,8 @@ class GroupedSm100(ForwardSm100):
         tile = tile._replace(q_head=tile.kv_head * group)
         rows = Rows(tile.m_block * config.tile_m, group)
         seq = calls.sequence(inputs, grid, tile, calls.window(inputs))
-        visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq)
+        within = calls.key_blocks(inputs, one_head, tile, tile.m_block, config.tile_m)
+        visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, within)
         if split is not None:
             splits = Splits.of(visit, divide(grid.min_split_keys, config.tile_n))
             visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, splits.within(split))
@@ -154,14 +136,13 @@ class SplitCorrection(Correction):
     def global_row(self, out: cute.Pointer, work: Work, query: Int32, head: Int32) -> PartialRow:
         """Where a row lies in global memory; `head` counts from the tile's."""
         rows_before, index = _split_row(work, query, head)
-        rows = work.grid.q_len * divide(work.grid.q_heads, work.grid.kv_heads)
+        rows = work.grid.q_len * work.grid.group
         element = rows_before * work.grid.num_splits + (Int64(work.split) * rows + index)
         return PartialRow(self.config, out + element * self.config.head_dim_v, query < work.grid.q_len)
 
 
 def _split_row(work: Work, query: Int32, head: Int32) -> tuple[Int64, Int32]:
     """Rows of the kv heads before the tile's, and the row's index among its own's."""
-    grid, tile = work.grid, work.tile
-    group = divide(grid.q_heads, grid.kv_heads)
+    grid, tile, group = work.grid, work.tile, work.grid.group
     entry = Int64(tile.batch) * grid.kv_heads + tile.kv_head
     return entry * (grid.q_len * group), query * group + head

@@ -14,16 +14,17 @@ from .shared import LEADER, Barriers, Maps, Slot, Smem, Work, in_slot, wait
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
-__all__ = ["Load", "fetch"]
+__all__ = ["Load", "Part", "fetch"]
 
 
 class Part(NamedTuple):
     """What a CTA loads of a block."""
 
     rows: int
-    columns: int
-    first_row: Int32 | int
-    first_column: Int32 | int
+    columns: int  # padded
+    head_dim: int  # columns that exist
+    first_row: Int32 | int = 0
+    first_column: Int32 | int = 0
 
 
 class Load:
@@ -42,10 +43,17 @@ class Load:
             if cutlass.const_expr(self.config.q_tiles == 2):
                 self.queries(maps, smem, barriers, work, 1)
             slot = self.values(maps, smem, barriers, work, visit.first, slot)
-            for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
-                slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
-                slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
+            slot = self.following(maps, smem, barriers, work, slot)
         # no tail: every copy is waited for by a product that the CTA's end waits for
+        return slot
+
+    @cute.jit
+    def following(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, slot: Slot) -> Slot:
+        """K and V of all blocks but the first. Waits: kv.empty. Signals: kv.full."""
+        visit = work.visit
+        for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
+            slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
+            slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
         return slot
 
     @cute.jit
@@ -63,14 +71,15 @@ class Load:
         """K of a block into `slot`; returns the next one."""
         config = self.config
         target = in_slot(config, smem.k, slot)
-        part = Part(config.k_rows, config.columns, work.rank * config.k_rows, 0)
+        part = Part(config.k_rows, config.columns, config.head_dim, first_row=work.rank * config.k_rows)
         return self.block(maps.k, part, config.k_bytes, target, barriers, work, n_block, slot)
 
     def values(self, maps: Maps, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
         """V of a block into `slot`; returns the next one."""
         config = self.config
         target = in_slot(config, smem.v, slot)
-        part = Part(config.tile_n, config.v_part_columns, 0, work.rank * config.v_part_columns)
+        first = work.rank * config.v_part_columns
+        part = Part(config.tile_n, config.v_part_columns, config.head_dim_v, first_column=first)
         return self.block(maps.v, part, config.v_bytes, target, barriers, work, n_block, slot)
 
     def block(

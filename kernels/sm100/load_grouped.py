@@ -6,18 +6,19 @@ core. Where K and V come so, both warps run up to `blocks_ahead` blocks of K or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Numeric
 
+from ..core.pages import Pages
 from ..core.rows import GlobalRows
 from ..core.tma import Corner
 from . import mma
 from .gather import Source, gather
 from .load import Load, Part, fetch
-from .shared import Barriers, Maps, Slot, Smem, Work, arrive, in_slot, wait
+from .shared import Barriers, Maps, Slot, Smem, Work, arrive, wait
 
 if TYPE_CHECKING:
     from jax_fa4.configs.grouped import GroupedSm100Config
@@ -35,6 +36,26 @@ def box_layout(dtype: type[Numeric], config: GroupedSm100Config, columns: int) -
     slab = mma.swizzle_width(columns) * 8 // dtype.width
     outer = cute.make_layout((config.box_rows, (slab, columns // slab)), stride=(slab, (1, config.box_rows * slab)))
     return cute.make_composed_layout(tile.inner, 0, outer)
+
+
+class PagesOfTile(NamedTuple):
+    """The pages of a tile's sequence."""
+
+    pages: Pages
+    table: cute.Pointer
+    size: int
+
+    @classmethod
+    def of(cls, work: Work, size: int | None) -> PagesOfTile:
+        """For keys that lie in pages of that size."""
+        grid, tile = work.grid, work.tile
+        assert size is not None, "keys lie in pages"
+        assert grid.pages is not None, "the config says so, and so do the parameters"
+        return cls(grid.pages, grid.pages.table_of(grid.page_table, tile.kv_head, tile.batch), size)
+
+    def find(self, key: Int32) -> tuple[Int32, Int32]:
+        """The page of a key, and its row there."""
+        return self.pages.find(self.table, key, self.size)
 
 
 class GroupedLoad(Load):
@@ -58,21 +79,20 @@ class GroupedLoad(Load):
                 self.show_queries(barriers)
                 if is_first:
                     slot = self.values(maps, smem, barriers, work, visit.first, slot)
-                    for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
-                        slot = self.keys(maps, smem, barriers, work, visit.first - i, slot)
-                        slot = self.values(maps, smem, barriers, work, visit.first - i, slot)
+                    slot = self.following(maps, smem, barriers, work, slot)
         return slot
 
     def gather_queries(self, smem: Smem, work: Work) -> None:
         """Starts copies of all Q tiles. Rows behind the last query are 0: finite, and never stored."""
         config, grid, tile = self.config, work.grid, work.tile
-        shape = (config.map_rows, config.columns)
+        assert grid.q is not None, "no other way to load Q"
+        shape, queries = (config.map_rows, config.columns), grid.q
         for i in range(config.q_tiles):
 
             def find(row: Int32, first: int = i * config.map_rows) -> Source:
                 query, head = work.rows.place(first + row)
                 place = cutlass.min(query, grid.q_len - 1)
-                return Source(grid.q.row(tile.batch, place, tile.q_head + head), query < grid.q_len)
+                return Source(queries.row(tile.batch, place, tile.q_head + head), query < grid.q_len)
 
             gather(smem.q[None, None, i], shape, config.head_dim, self.lane, WARPS * LANES, find)
         cute.arch.cp_async_commit_group()
@@ -86,58 +106,50 @@ class GroupedLoad(Load):
     @cute.jit
     def gather_blocks(self, smem: Smem, barriers: Barriers, work: Work, slot: Slot) -> Slot:
         """Waits: kv.empty. Signals: q.full, kv.full."""
-        visit, ahead = work.visit, self.config.blocks_ahead
-        shown = slot
-        slot = self.gather_keys(smem, barriers, work, visit.first, slot)
+        visit, ahead, shown = work.visit, self.config.blocks_ahead, slot
+        arrays = Maps(None, work.grid.k, work.grid.v, None)
+        slot = self.keys(arrays, smem, barriers, work, visit.first, slot)
         cute.arch.cp_async_wait_group(1)
         self.show_queries(barriers)
-        slot = self.gather_values(smem, barriers, work, visit.first, slot)
-        if cutlass.const_expr(ahead == 1):
+        if cutlass.const_expr(ahead == 0):
+            shown = self.show_block(barriers, shown, ahead)
+        slot = self.values(arrays, smem, barriers, work, visit.first, slot)
+        if cutlass.const_expr(ahead <= 1):
             shown = self.show_block(barriers, shown, ahead)
         for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
-            slot = self.gather_keys(smem, barriers, work, visit.first - i, slot)
+            slot = self.keys(arrays, smem, barriers, work, visit.first - i, slot)
             shown = self.show_block(barriers, shown, ahead)
-            slot = self.gather_values(smem, barriers, work, visit.first - i, slot)
+            slot = self.values(arrays, smem, barriers, work, visit.first - i, slot)
             shown = self.show_block(barriers, shown, ahead)
         for newer in cutlass.range_constexpr(ahead - 1, -1, -1):
             shown = self.show_block(barriers, shown, newer)
         return slot
 
-    def gather_keys(self, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
-        """K of a block into `slot`; returns the next one."""
-        config, target = self.config, in_slot(self.config, smem.k, slot)
-        return self.gather_block(work.grid.k, config.head_dim, config.columns, target, barriers, work, n_block, slot)
-
-    def gather_values(self, smem: Smem, barriers: Barriers, work: Work, n_block: Int32, slot: Slot) -> Slot:
-        """V of a block into `slot`; returns the next one."""
-        config, target = self.config, in_slot(self.config, smem.v, slot)
-        return self.gather_block(
-            work.grid.v, config.head_dim_v, config.v_columns, target, barriers, work, n_block, slot
-        )
-
-    def gather_block(
+    def block(
         self,
-        array: GlobalRows,
-        head_dim: int,
-        columns: int,
+        source: cute.CopyAtom | GlobalRows,
+        part: Part,
+        size: int,
         target: cute.Tensor,
         barriers: Barriers,
         work: Work,
         n_block: Int32,
         slot: Slot,
     ) -> Slot:
-        """Starts the copies of one block; keys beyond the sequence are 0. Waits: kv.empty."""
-        config, tile, pages = self.config, work.tile, work.grid.pages
-        table = pages.table_of(work.grid.page_table, tile.kv_head, tile.batch)
+        """One block; of an array only starts the copies, keys beyond the sequence being 0. Waits: kv.empty."""
+        config = self.config
+        if not config.gathers_keys:
+            return super().block(source, part, size, target, barriers, work, n_block, slot)
+        pages = PagesOfTile.of(work, config.page_size)
         wait(barriers.kv_empty + slot.index, slot.phase ^ 1)  # the first round finds empty slots
 
         def find(row: Int32) -> Source:
             key = n_block * config.tile_n + row
             place = cutlass.min(key, work.seq.kv_len - 1)
-            page, row = pages.find(table, place, config.page_size)
-            return Source(array.row(page, row, tile.kv_head), key < work.seq.kv_len)
+            page, row = pages.find(place)
+            return Source(source.row(page, row, work.tile.kv_head), key < work.seq.kv_len)
 
-        gather(target, (config.tile_n, columns), head_dim, self.lane, WARPS * LANES, find)
+        gather(target, (part.rows, part.columns), part.head_dim, self.lane, WARPS * LANES, find)
         cute.arch.cp_async_commit_group()
         return slot.next(config.kv_stages)
 
@@ -173,11 +185,10 @@ class GroupedLoad(Load):
         n_block: Int32,
     ) -> None:
         """As many keys at a time as surely lie in one page."""
-        config, tile, pages = self.config, work.tile, work.grid.pages
-        table = pages.table_of(work.grid.page_table, tile.kv_head, tile.batch)
+        config, pages = self.config, PagesOfTile.of(work, self.config.page_size)
         rows, boxes = config.box_rows, config.tile_n // config.box_rows
         for box in cutlass.range(boxes, unroll=min(boxes, MAX_UNROLLED_BOXES)):
             key = n_block * config.tile_n + box * rows
-            page, row = pages.find(table, key, config.page_size)
+            page, row = pages.find(key)
             place = cute.local_tile(target, (rows, columns), (box, 0))
-            fetch(atom, (rows, columns), Corner(row, tile.kv_head, page), place, full)
+            fetch(atom, (rows, columns), Corner(row, work.tile.kv_head, page), place, full)

@@ -9,7 +9,7 @@ those behind the last tile find none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -19,25 +19,14 @@ from ..core import inputs as calls
 from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.packed import read_count, read_tile
-from ..core.scheduler import Grid, Tile, TileOrder
+from ..core.scheduler import Tile, TileOrder
 from .forward import ForwardSm100
-from .shared import Cta, Work
+from .shared import Cta, Extents, Work
 
 if TYPE_CHECKING:
     from jax_fa4.configs.blackwell import ForwardSm100Config
 
-__all__ = ["Extents", "PackedSm100"]
-
-
-class Extents(NamedTuple):
-    """Sizes of a call, lengths being those of all sequences together, and its tiles."""
-
-    q_len: Int32
-    kv_len: Int32
-    q_heads: Int32
-    kv_heads: Int32
-    batch: Int32
-    schedule: cute.Pointer
+__all__ = ["PackedSm100"]
 
 
 class PackedSm100(ForwardSm100):
@@ -62,7 +51,7 @@ class PackedSm100(ForwardSm100):
 
     def work(self, inputs: Inputs, grid: Extents, index: Int32, round: Int32, filled: Int32) -> Work:
         """The tile at `index` of the order."""
-        tile_m, whole = self.config.tile_m, Grid(*grid[: len(Grid._fields)])
+        tile_m, whole = self.config.tile_m, grid.grid
         position, q_head, kv_head = self.order.listed(index, read_count(grid.schedule), whole)
         packed = read_tile(grid.schedule, position)
         first_row = packed.first_row(tile_m)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -10,10 +10,13 @@ from cutlass import Float32, Int32, Int64, Numeric
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core.bounds import Visit
+from ..core.divide import divide
 from ..core.heads import Rows
 from ..core.inputs import Inputs, Logits
 from ..core.packed import PackedTile
-from ..core.scheduler import Tile
+from ..core.pages import Pages
+from ..core.rows import GlobalRows
+from ..core.scheduler import Grid, Tile
 from ..core.seqlen import Sequence
 from ..core.tma import Corner
 from . import mma, ptx
@@ -26,6 +29,7 @@ __all__ = [
     "RESPONSE_BYTES",
     "Barriers",
     "Cta",
+    "Extents",
     "Maps",
     "Slot",
     "Smem",
@@ -49,11 +53,11 @@ BOTH_CTAS = 0b11  # a bit for each rank
 
 
 class Maps(NamedTuple):
-    """TMA copies of one tile each; None: other copies."""
+    """TMA copies of one tile each; None: other copies. Where lanes copy K and V, the arrays stand in their places."""
 
     q: cute.CopyAtom | None
-    k: cute.CopyAtom | None
-    v: cute.CopyAtom | None
+    k: cute.CopyAtom | GlobalRows | None
+    v: cute.CopyAtom | GlobalRows | None
     out: cute.CopyAtom | None  # where the epilogue warp stores O
 
     def prefetch(self) -> None:
@@ -61,6 +65,37 @@ class Maps(NamedTuple):
         for atom in self:
             if atom is not None:
                 cpasync.prefetch_descriptor(atom)
+
+
+class Extents(NamedTuple):
+    """Sizes of a call, and its arrays that no tensor map describes; None: compiled without.
+
+    Of packed sequences, lengths are those of all together.
+    """
+
+    q_len: Int32
+    kv_len: Int32
+    q_heads: Int32
+    kv_heads: Int32
+    batch: Int32
+    q: GlobalRows | None = None
+    k: GlobalRows | None = None
+    v: GlobalRows | None = None
+    num_splits: Int32 | None = None
+    min_split_keys: Int32 | None = None
+    page_table: cute.Pointer | None = None
+    pages: Pages | None = None
+    schedule: cute.Pointer | None = None  # of packed sequences: their tiles
+
+    @property
+    def grid(self) -> Grid:
+        """The sizes alone."""
+        return Grid(self.q_len, self.kv_len, self.q_heads, self.kv_heads, self.batch)
+
+    @property
+    def group(self) -> Int32:
+        """Query heads of a kv head."""
+        return divide(self.q_heads, self.kv_heads)
 
 
 class Smem(NamedTuple):
@@ -103,7 +138,7 @@ class Cta(NamedTuple):
     smem: Smem
     barriers: Barriers
     inputs: Inputs
-    grid: Any  # Grid, or a record with its fields and more
+    grid: Extents
 
 
 class Slot(NamedTuple):
@@ -153,7 +188,7 @@ class Turn(NamedTuple):
 class Work(NamedTuple):
     """One tile and what it visits."""
 
-    grid: Any  # Grid, or a record with its fields and more
+    grid: Extents
     tile: Tile
     rows: Rows
     seq: Sequence

@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
 
-from ..core import exp2, inputs, mask
+from ..core import exp2, inputs, mask, visible
 from ..core.inputs import Features
 from ..core.ptx import cvt_pair
 from ..core.softmax import normalise
@@ -113,11 +113,12 @@ class Softmax:
         thread = cute.arch.thread_idx()[0] % config.map_rows
         query, head = work.rows.place(work.first_row(config, i) + thread)
         place = mask.Place(rows=(query,), first_column=Int32(0), columns=tuple(range(config.tile_n)))
+        q_head = work.tile.q_head + head
         row = Row(
             thread=thread,
-            q_head=work.tile.q_head + head,
+            q_head=q_head,
             place=place,
-            features=Features.of(work.inputs, work.grid, work.tile, place),
+            features=Features.of(work.inputs, work.grid.grid, work.tile._replace(q_head=q_head), place),
             row_max_log2=cute.make_rmem_tensor(1, Float32),
             row_sum=cute.make_rmem_tensor(1, Float32),
             scores=cute.make_rmem_tensor((1, config.tile_n), Float32),
@@ -145,21 +146,25 @@ class Softmax:
         config = self.config
         turn = Turn.of(config, i, step)
         lanes = lanes + turn.place * config.tile_n
-        wait(barriers.s_full + turn.place, turn.phase)  # S is there; of two tiles, O is complete up to the block before
-        self.read_scores(lanes, row.scores)
         start, kv_len = n_block * config.tile_n, work.grid.kv_len
-        inputs.prepare(
-            row.scores,
-            work.logits,
-            row.features,
-            row.place,
-            start,
-            work.seq,
-            kv_len,
-            right=right,
-            left=left,
-            ragged=first,
-        )
+        bits, features = visible.read(row.features, row.place, start, kv_len, ragged=first)  # ahead of S
+        wait(barriers.s_full + turn.place, turn.phase)  # S is there; of two tiles, O is complete up to the block before
+        for columns in self.parts():
+            scores, place = self.part_of(row, columns)
+            self.read_scores(lanes + columns.start, scores)
+            inputs.prepare(
+                scores,
+                work.logits,
+                features,
+                place,
+                start,
+                work.seq,
+                kv_len,
+                right=right,
+                left=left,
+                ragged=first,
+            )
+        visible.hide(row.scores, bits)
         scores = [row.scores[0, c] for c in range(config.tile_n)]
         base, factor = self.raise_maximum(row, scores, work.logits.scale_log2)
         if cutlass.const_expr(not first or config.q_tiles == 1):
@@ -168,9 +173,23 @@ class Softmax:
         weights = self.write_weights(lanes + config.tmem.weights[0], barriers, scores, work, base, turn.place)
         row.row_sum[0] = row.row_sum[0] * factor + _total(weights)
 
+    def parts(self) -> tuple[range, ...]:
+        """Columns of S that come into registers together: all, or a few at a time, for which a bias is read."""
+        tile_n = self.config.tile_n
+        step = tile_n if self.config.bias is None else FRAGMENT
+        return tuple(range(c, c + step) for c in range(0, tile_n, step))
+
+    def part_of(self, row: Row, columns: range) -> tuple[cute.Tensor, mask.Place]:
+        """Some columns of the row's scores, and where they lie."""
+        if len(columns) == self.config.tile_n:
+            return row.scores, row.place
+        scores = cute.make_tensor(row.scores.iterator + columns.start, cute.make_layout((1, len(columns))))
+        return scores, row.place._replace(columns=tuple(columns))
+
     def read_scores(self, address: Int32, scores: cute.Tensor) -> None:
         """S of the row into registers."""
-        fragments = [ptx.tcgen05_ld(address + c, FRAGMENT) for c in range(0, self.config.tile_n, FRAGMENT)]
+        columns = cute.size(scores)
+        fragments = [ptx.tcgen05_ld(address + c, FRAGMENT) for c in range(0, columns, FRAGMENT)]
         cute.arch.fence_view_async_tmem_load()
         for c, score in enumerate(score for fragment in fragments for score in fragment):
             scores[0, c] = score

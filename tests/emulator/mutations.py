@@ -232,6 +232,12 @@ OURS = (  # what TCGEN05_KINDS look for, as our kernel writes it
     Kind(
         "arrive at the own CTA's barrier", r"mapa\.shared::cluster\.u32 there, ([^,]*), [^;]*;", r"mov.b32 there, \1;"
     ),
+    Kind("drop a lane's copy", r"cp\.async\.cg[^;]*;", DROPPED),
+    Kind("copy to 16 bytes further", r"(?<=cp\.async\.cg\.shared\.global )" + FIRST_ADDRESS, _shifted(16)),
+    Kind("copy from 16 bytes further", r"(?<=\], )" + FIRST_ADDRESS + r"(?=\], 16, %r)", _shifted(16)),
+    Kind("copy half", r"(cp\.async\.cg[^;]*), %r\d+;", r"\1, 8;"),
+    Kind("drop the commit of copies", r"cp\.async\.commit_group[^;]*;", DROPPED),
+    Kind("drop the wait for copies", r"cp\.async\.wait_(group|all)[^;]*;", DROPPED),
     Kind("no lane votes to rescale", r"(vote\.sync\.any\.pred\s+%p\d+), [^;]*;", r"\1, 0, -1;"),
 )
 _REPLACED = {kind.name for kind in OURS}

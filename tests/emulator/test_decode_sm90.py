@@ -76,20 +76,20 @@ def test_a_negative_scale_turns_the_order_of_scores():
     assert_exact(call(x)[0], testing.attention(x), testing.rounded(x), "bfloat16", 2)
 
 
-def in_pages(lengths, page_size: int, q: int = 2):
+def in_pages(lengths, page_size: int, q: int = 2, head_dim: int = 64):
     """Keyword arguments of `attention_paged`: pages in random order, NaN in what no sequence has."""
     rng, dtype = np.random.default_rng(0), testing.np_dtype("bfloat16")
     slots, used = -(-max(lengths) // page_size), [-(-length // page_size) for length in lengths]
     order = iter(rng.permutation(sum(used) + 2))
     table = np.full((len(lengths), slots), 1 << 20, np.int32)
-    pools = {n: np.full((sum(used) + 2, page_size, 2, 64), np.nan, dtype) for n in ("k_pages", "v_pages")}
+    pools = {n: np.full((sum(used) + 2, page_size, 2, head_dim), np.nan, dtype) for n in ("k_pages", "v_pages")}
     for b, length in enumerate(lengths):
         for slot in range(used[b]):
             table[b, slot] = next(order)
             rows = min(page_size, length - slot * page_size)
             for pool in pools.values():
-                pool[table[b, slot], :rows] = rng.standard_normal((rows, 2, 64)).astype(dtype)
-    queries = rng.standard_normal((len(lengths), q, 4, 64)).astype(dtype)
+                pool[table[b, slot], :rows] = rng.standard_normal((rows, 2, head_dim)).astype(dtype)
+    queries = rng.standard_normal((len(lengths), q, 4, head_dim)).astype(dtype)
     return {"q": queries, **pools, "page_table": table, "kv_lengths": np.array(lengths, np.int32)}
 
 

@@ -10,11 +10,14 @@ import dataclasses
 import itertools
 import random
 
+import jax
 import numpy as np
 import pytest
 
-from jax_fa4 import testing
+import jax_fa4
+from jax_fa4 import cubins, launcher, testing
 from jax_fa4.configs import forward_config
+from jax_fa4.emulate import recording
 from jax_fa4.emulator.errors import ExecutionError
 from jax_fa4.emulator.launch import Options
 from jax_fa4.testing import Cell
@@ -145,20 +148,47 @@ def test_a_cta_may_compute_tile_after_tile(head_dim, k, ctas, mode):
     assert_exact(x, out, lse, BASE.dtype, EXP2_ERROR)
 
 
-def emulate_dynamic(cell: Cell, options: Options, seed: int = 0):
+def emulate_asking(cell: Cell, options: Options, seed: int = 0):
+    """`attention` where cluster launch control is asked for: results, and what the kernel did."""
     x = testing.random(cell, seed)
-    config = forward_config(spec_of(cell, x), "sm_100a")
-    config = dataclasses.replace(config, schedule="dynamic", kv_stages=2).fitted()
-    out, lse, result = forward(compiled(config), config, call_of(cell, x, config), options)
-    return x, out.view(testing.np_dtype(cell.dtype)), lse, result
+    asked = jax_fa4.target_arch("sm_100a"), jax_fa4.cluster_launch_control()
+    with asked[0], asked[1], recording(options) as launches:
+        out, lse = map(np.asarray, jax_fa4.attention(**x, implementation="emulate", return_lse=True))
+    return x, out, lse, launches[0].result
 
 
-def test_a_cta_may_take_over_what_has_not_started():
+def test_a_cta_takes_over_what_has_not_started_where_asked():
     problem = cell(q=700, k=100, causal=True, kv_heads=2)  # 6 tiles, of which some see no key
-    x, out, lse, result = emulate_dynamic(problem, dataclasses.replace(MODES["random"], resident_clusters=2))
+    x, out, lse, result = emulate_asking(problem, dataclasses.replace(MODES["random"], resident_clusters=2))
     assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
     executed = sum(result.stats.opcodes.values(), collections.Counter())
     assert sum(n for opcode, n in executed.items() if opcode.startswith("tcgen05.alloc")) == 2  # CTAs that have started
+
+
+@pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks")
+def test_programs_for_blackwell_launch_it_and_ask_for_tiles_where_asked():
+    x = testing.random(cell(q=700, k=100, causal=True, kv_heads=2))
+
+    def exported():
+        checks = jax_fa4.export_disabled_checks()
+        program = jax.jit(lambda q, k, v: jax_fa4.attention(q, k, v, causal=True, implementation="kernel"))
+        return jax.export.export(program, platforms=["cuda"], disabled_checks=checks)(*(x[n] for n in "qkv"))
+
+    with jax_fa4.target_arch("sm_100a"):
+        plain = exported().mlir_module()
+        with jax_fa4.cluster_launch_control():
+            asking = exported().mlir_module()
+    for text in (plain, asking):
+        assert "jax_fa4_forward_sm_100a_bfloat16_d64_right_0" in text
+    found = [forward_config(spec_of(cell(causal=True), x), "sm_100a", takes_over=t) for t in (False, True)]
+    for text, config, other in ((plain, *found), (asking, *reversed(found))):
+        assert in_mlir(cubins.get(config).key) in text
+        assert in_mlir(cubins.get(other).key) not in text
+
+
+def in_mlir(key: str) -> str:
+    """The bytes of a hexadecimal key as MLIR writes them in a string."""
+    return "".join(chr(b) if 32 <= b < 127 and chr(b) not in '"\\' else f"\\{b:02X}" for b in bytes.fromhex(key))
 
 
 def test_correction_warps_store_what_tma_cannot():
@@ -186,6 +216,7 @@ FEATURES = [
     {"sinks": True},
     {"mask": "shared"},
     {"bias": "keys"},
+    {"mask": "full", "bias": "shared", "segments": 2, "softcap": 5.0, "sinks": True, "window": (100, 20)},
     {"softmax_scale": 1.5},
 ]
 
@@ -233,7 +264,7 @@ def test_tiles_that_have_not_started_are_taken_over_by_any_number_of_clusters(cl
     for head_dim, k, features in ((64, 300, {"causal": True}), (128, 129, {"window": (70, 5)}), (128, 200, {})):
         problem = cell(q=1100, k=k, head_dim=head_dim, group=2, **features)
         options = dataclasses.replace(MODES[mode], resident_clusters=clusters)
-        x, out, lse, _ = emulate_dynamic(problem, options, seed=k)
+        x, out, lse, _ = emulate_asking(problem, options, seed=k)
         assert_exact(x, out, lse, problem.dtype, EXP2_ERROR)
 
 

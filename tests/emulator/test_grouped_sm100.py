@@ -62,6 +62,11 @@ def test_short_queries_of_all_heads_share_tiles():
     assert kernels(assert_attention(problem)) == ["grouped"]
 
 
+def test_heads_that_share_tiles_have_masks_biases_and_segments_too():
+    problem = cell(q=30, k=300, group=5, kv_heads=2, segments=3, mask="full", bias="keys")  # 150 rows
+    assert kernels(assert_attention(problem, "random")) == ["grouped"]
+
+
 @pytest.mark.parametrize(
     ("page_size", "length", "mode"),
     [(3, 140, "random"), (48, 1030, "late")],  # copied by lanes, by TMA; one split, two
@@ -103,6 +108,11 @@ FEATURES = [
     {"sinks": True},
     {"softmax_scale": 1.5},
     {"layout": "BNTH"},
+    {"segments": 3},
+    {"segments": 4, "causal": True},
+    {"mask": "full"},
+    {"bias": "keys"},
+    {"mask": "shared", "bias": "full", "segments": 2, "softcap": 5.0, "sinks": True, "window": (100, 20)},
 ]
 
 
@@ -117,7 +127,7 @@ def matrix(seed: int = 0) -> list[tuple[Cell, str, int]]:
         for name, length in (("q_lengths", q), ("kv_lengths", k)):
             if name in changes:
                 changes[name] = tuple(min(n, length) for n in changes[name])
-        dims = rng.choice(((64, 64), (128, 128), (72, 96), (192, 128)))
+        dims = rng.choice(((64, 64), (128, 128), (72, 96), (192, 128), (256, 256)))
         changes |= {"head_dim": dims[0], "head_dim_v": dims[1], "dtype": rng.choice(("bfloat16", "float16"))}
         mode = rng.choice(list(MODES))
         cells.append((cell(q=q, k=k, group=group, kv_heads=2, **changes), mode, rng.randrange(100)))
@@ -145,9 +155,15 @@ def test_few_queries_see_all_their_keys(cell):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("page_size", "q"), [(1, 1), (3, 35), (7, 70), (16, 35), (96, 5), (128, 2), (256, 65)])
-def test_pages_of_every_kind(page_size, q, mode):
-    x = in_pages((127, 0, 129, 300), page_size, q)
+@pytest.mark.parametrize(
+    ("page_size", "q", "head_dim"),
+    [
+        *((1, 1, 64), (3, 35, 64), (7, 70, 64), (16, 35, 64), (96, 5, 64), (128, 2, 64), (256, 65, 64)),
+        *((1, 3, 256), (3, 35, 200), (8, 2, 256)),  # lanes copy into a ring of two slots; TMA
+    ],
+)
+def test_pages_of_every_kind(page_size, q, head_dim, mode):
+    x = in_pages((127, 0, 129, 300), page_size, q, head_dim)
     got, _ = call_paged(x, mode)
     assert_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 2)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest import mock
 
+import jax
 import numpy as np
 
-from jax_fa4 import testing
+import jax_fa4
+from jax_fa4 import emulate, testing
 from jax_fa4.configs import KernelConfig
 from jax_fa4.emulator.errors import EmulatorError
 from jax_fa4.emulator.launch import Options
@@ -31,41 +35,68 @@ GUARDS = ("invert a guard", "all lanes instead of one")
 WORK = ("cp.", "st.", "stmatrix", "bar.", "wgmma", "mbarrier.arrive", "mbarrier.try_wait")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Patient:
-    """A forward kernel and the problem on which its broken versions run."""
+    """A kernel, and how its broken versions run on a problem: the results that can tell, and the run's result."""
 
-    config: KernelConfig
-    cell: Cell
+    ptx: str
+    run: Callable[[str, Options], tuple[list[np.ndarray], Result]]
 
-    def run(self, ptx: str, options: Options) -> tuple[np.ndarray, np.ndarray, Result]:
-        """out, lse and the run's result."""
-        return forward(ptx, self.config, call_of(self.cell, testing.random(self.cell), self.config), options)
+    @classmethod
+    def of_config(cls, config: KernelConfig, cell: Cell) -> Patient:
+        """A forward kernel, and a cell of the test matrix."""
+
+        def run(ptx: str, options: Options) -> tuple[list[np.ndarray], Result]:
+            out, lse, result = forward(ptx, config, call_of(cell, testing.random(cell), config), options)
+            return [out, lse], result
+
+        return cls(compiled(config), run)
+
+    @classmethod
+    def of_call(cls, function: Callable[..., Any], x: Mapping[str, Any], arch: str, kernel: str) -> Patient:
+        """The kernel whose name begins so, among those that a call with the arguments `x` launches."""
+        with mock.patch.object(emulate, "run_plan") as seen, jax_fa4.target_arch(arch):
+            jax.block_until_ready(function(**x, implementation="emulate"))
+        plan, texts, buffers = seen.call_args.args
+        names = [launch.entry.startswith(f"jax_fa4_{kernel}_") for launch in plan.launches]
+        place, inputs = names.index(True), len(plan.operands)
+        key = plan.launches[place].cubin
+
+        def run(ptx: str, options: Options) -> tuple[list[np.ndarray], Result]:
+            results = [emulate.Array(memory.copy(), shape) for memory, shape in buffers[inputs:]]
+            with emulate.recording(options) as launches:
+                emulate.run_plan(plan, {**texts, key: ptx}, [*buffers[:inputs], *results])
+            return [memory.view(np.uint8) for memory, _ in results[:2]], launches[place].result
+
+        return cls(texts[key], run)
 
     @functools.cached_property
-    def intact(self) -> tuple[np.ndarray, np.ndarray, Result]:
-        """The same of the kernel as it was compiled."""
-        return self.run(compiled(self.config), MODES[0])
+    def intact(self) -> tuple[list[np.ndarray], Result]:
+        """What the kernel gives as it was compiled."""
+        return self.run(self.ptx, MODES[0])
 
     def verdict(self, mutant: Mutant) -> str | None:
         """What tells that the mutant is broken; None if nothing does."""
-        out, lse, _ = self.intact
         for options in MODES:
             try:
-                broken_out, broken_lse, _ = self.run(mutant.ptx, options)
+                broken, _ = self.run(mutant.ptx, options)
             except EmulatorError as error:
                 return getattr(error, "check", type(error).__name__)
-            if not (np.array_equal(out, broken_out) and np.array_equal(lse, broken_lse, equal_nan=True)):
+            if not all(map(_is_same, self.intact[0], broken)):
                 return "wrong result"
         return None
 
     def mutants(self, kinds: Sequence[Kind], number: int) -> dict[str, list[Mutant]]:
         """The first so many of each kind among the lines that the kernel executes."""
         found: dict[str, list[Mutant]] = {kind.name: [] for kind in kinds}
-        for mutant in mutants(compiled(self.config), self.intact[2].stats.lines, kinds):
+        for mutant in mutants(self.ptx, self.intact[1].stats.lines, kinds):
             if mutant.kind not in GUARDS or not _guards_only_setup(mutant):
                 found[mutant.kind].append(mutant)
         return {kind: group[:number] for kind, group in found.items()}
+
+
+def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def _guards_only_setup(mutant: Mutant) -> bool:

@@ -112,6 +112,40 @@ def test_pairs_and_persistent_ctas_are_for_tiles_that_visit_the_same_keys(dims, 
     assert (config.cta_group, config.is_persistent) == (cta_group, is_persistent)
 
 
+@pytest.mark.parametrize(
+    ("fields", "schedule"),
+    [
+        ({}, "dynamic"),
+        ({"head_dim": 64, "mask": MaskSpec(has_left=True, has_right=True, has_segments=True)}, "dynamic"),
+        ({"mask": MaskSpec(has_right=True, has_q_lengths=True)}, "dynamic"),
+        ({"head_dim": 192, "head_dim_v": 128}, "single"),  # O has no room beside Q
+        ({"mask": LENGTHS}, "single"),
+        ({"mask": MaskSpec(has_cu_seqlens=True)}, "single"),
+        ({"has_softcap": True}, "single"),
+    ],
+    ids=str,
+)
+def test_ctas_take_over_tiles_where_asked_and_where_they_can(fields, schedule):
+    spec = AttentionSpec(
+        **{"dtype": "bfloat16", "group": 1, "head_dim": 128, "head_dim_v": fields.get("head_dim", 128)} | fields
+    )
+    config = forward_config(spec, "sm_100a", takes_over=True)
+    assert config.schedule == schedule
+    assert config.smem_bytes <= SMEM_LIMIT
+    asked, unasked = config, forward_config(spec, "sm_100a")
+    assert unasked.schedule != "dynamic"
+    assert schedule == "dynamic" or asked == unasked
+
+
+@pytest.mark.parametrize("option", [{"mask": MaskSpec(has_dense=True)}, {"bias_dtype": "bfloat16"}], ids=str)
+def test_reading_elements_takes_the_registers_of_a_second_query_tile(option):
+    for group in (1, 5):
+        spec = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, group=group, **option)
+        config = forward_config(spec, "sm_100a", 100)
+        assert (config.q_tiles, config.cta_group, config.softmax_registers) == (1, 1, 240)
+        assert config.kernel == ("forward" if group == 1 else "grouped")
+
+
 def test_what_would_spill_in_a_loop_over_tiles_is_not_persistent():
     for option in ({"has_softcap": True}, {"bias_dtype": "float32"}, {"mask": MaskSpec(has_dense=True)}):
         assert not config_of(**option).is_persistent
@@ -196,12 +230,12 @@ def test_heads_share_tiles_where_that_saves_some(q_len, group, kernel, tile_m):
     ("page_size", "box", "by_lanes"), [(1, 1, True), (48, 16, False), (12, 4, True), (512, 128, False)]
 )
 def test_lanes_copy_pages_of_which_tensor_copies_would_take_too_little(page_size, box, by_lanes):
-    for head_dim, head_dim_v in ((8, 8), (128, 128), (192, 128)):
+    for head_dim, head_dim_v, ahead in ((8, 8, 2), (128, 128, 1), (192, 128, 1), (256, 256, 0)):
         spec = AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim_v, group=4, page_size=page_size)
         for rows in (4, 500):
             config = decode_config(spec, "sm_100a", rows)
             assert (config.box_rows, config.gathers_keys) == (box, by_lanes)
-            assert config.kv_stages >= config.blocks_ahead + 2 >= 3
+            assert config.kv_stages - 2 >= config.blocks_ahead >= ahead
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
