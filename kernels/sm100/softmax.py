@@ -174,9 +174,9 @@ class Softmax:
         row.row_sum[0] = row.row_sum[0] * factor + _total(weights)
 
     def parts(self) -> tuple[range, ...]:
-        """Columns of S that come into registers together: all, or a few at a time, for which a bias is read."""
+        """Columns of S that come into registers together: all, or few at a time where a cap or a bias takes others."""
         tile_n = self.config.tile_n
-        step = tile_n if self.config.bias is None else FRAGMENT
+        step = FRAGMENT if self.config.bias is not None or self.config.has_softcap else tile_n
         return tuple(range(c, c + step) for c in range(0, tile_n, step))
 
     def part_of(self, row: Row, columns: range) -> tuple[cute.Tensor, mask.Place]:

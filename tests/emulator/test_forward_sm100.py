@@ -188,7 +188,8 @@ def test_programs_for_blackwell_launch_it_and_ask_for_tiles_where_asked():
 
 def in_mlir(key: str) -> str:
     """The bytes of a hexadecimal key as MLIR writes them in a string."""
-    return "".join(chr(b) if 32 <= b < 127 and chr(b) not in '"\\' else f"\\{b:02X}" for b in bytes.fromhex(key))
+    text = bytes.fromhex(key).decode("latin-1")
+    return "".join(c * 2 if c == "\\" else c if " " <= c <= "~" and c != '"' else f"\\{ord(c):02X}" for c in text)
 
 
 def test_correction_warps_store_what_tma_cannot():
