@@ -104,7 +104,7 @@ def _selected(options: argparse.Namespace) -> list[Config]:
         for value in asked or ():
             if value not in offered:
                 options.error(f"argument {option}: no kernel has {value} (choose from {', '.join(map(str, offered))})")
-        wanted = [config for config in wanted if asked is None or _value(config, field) in asked]
+        wanted = [config for config in wanted if asked is None or _value(config, field) in (None, *asked)]
     return wanted
 
 

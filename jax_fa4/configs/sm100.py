@@ -12,6 +12,7 @@ from jax_fa4.configs.blackwell import TILE_N, TILE_ROWS, ForwardSm100Config, Sch
 from jax_fa4.configs.decode import CombineConfig
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
 from jax_fa4.configs.grouped import GroupedSm100Config
+from jax_fa4.configs.schedule import ScheduleConfig
 from jax_fa4.spec import AttentionSpec
 
 __all__ = ["FORWARD", "all_configs", "decode", "forward", "grouped_forward"]
@@ -100,7 +101,9 @@ FORWARD = {  # by architecture: up to (head_dim, head_dim_v); the first row that
 }
 LONE_TILE = Registers(softmax=240, correction=80, others=64)  # what one query tile leaves
 GROUPED = Registers(softmax=184, correction=80, others=64)  # load warps find the address of every 16 bytes themselves
-SEGMENTS = Registers(softmax=192, correction=80, others=48)  # with fewer for correction 17 words spill at head dim 64
+# Where correction finds more than the bounds of one tile: with the registers of head dim 64 segments spill 17 words, and
+# a loop over tiles that the hardware deals out 4.
+FINDING = Registers(softmax=192, correction=80, others=48)
 WIDEST_TILES = 128  # columns of Q up to which two tiles leave room for three slots of K and V, and for segments
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
@@ -119,7 +122,7 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a", *, takes_over: bool = Fa
     if not is_lone and (_reads_elements(spec) or has_wide_segments):
         is_lone, alone = True, alone.but(LONE_TILE)
     elif not is_lone and spec.mask.has_segments:
-        alone = alone.but(SEGMENTS)
+        alone = alone.but(FINDING)
     config = ForwardSm100Config(
         arch=arch,
         kernel="forward",
@@ -139,14 +142,19 @@ def forward(spec: AttentionSpec, arch: str = "sm_100a", *, takes_over: bool = Fa
         and not (config.visits_differ and row.q_tiles == 2)
     ):
         config = dataclasses.replace(config, cta_group=2, tile_m=2 * config.tile_m, **row.pair.fields)
-    has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
-    may_walk = row.is_persistent and not has_elements
-    schedule: Schedule = "single"
-    if may_walk and takes_over and not config.has_kv_lengths and not config.has_cu_seqlens:
-        schedule = "dynamic"
-    elif may_walk and not config.visits_differ:
-        schedule = "static"
+    schedule = _schedule(row, config, takes_over)
+    if schedule == "dynamic" and config.cta_group == 1:
+        config = dataclasses.replace(config, **alone.but(FINDING).fields)
     return dataclasses.replace(config, schedule=schedule).fitted()
+
+
+def _schedule(row: Row, config: ForwardSm100Config, takes_over: bool) -> Schedule:
+    has_elements = config.has_softcap or config.has_mask or config.bias is not None  # spill in a loop over tiles
+    if not row.is_persistent or has_elements:
+        return "single"
+    if takes_over and not config.has_kv_lengths and not config.has_cu_seqlens:
+        return "dynamic"
+    return "single" if config.visits_differ else "static"
 
 
 def grouped_forward(spec: AttentionSpec, q_len: int, arch: str = "sm_100a") -> GroupedSm100Config | None:
@@ -192,9 +200,18 @@ def _reads_elements(spec: AttentionSpec) -> bool:
     return spec.mask.has_dense or spec.bias_dtype is not None
 
 
-def all_configs(arch: str = "sm_100a") -> tuple[ForwardSm100Config | CombineConfig, ...]:
+def all_configs(arch: str = "sm_100a") -> tuple[ForwardSm100Config | CombineConfig | ScheduleConfig, ...]:
     """What calls mostly ask for; the functions above give others, compiled when they are first needed."""
     specs = tuple(common_specs(HEAD_DIMS))
     forwards = [config for spec in specs if (config := forward(spec, arch))]
+    packs = [config for spec in specs if (config := forward(_packed(spec), arch))]
+    schedules = [
+        ScheduleConfig.of(config, spec.mask, side="q", order="tiles") for spec, config in zip(specs, packs, strict=True)
+    ]
+    groups = [config for spec in specs if (config := _grouped(spec, arch, 2 * TILE_ROWS, is_split=False))]
     decodes = [kernel for spec in specs if (few := decode(spec, arch=arch)) for kernel in few.kernels]
-    return tuple(dict.fromkeys([*forwards, *decodes]))
+    return tuple(dict.fromkeys([*forwards, *packs, *schedules, *groups, *decodes]))
+
+
+def _packed(spec: AttentionSpec) -> AttentionSpec:
+    return dataclasses.replace(spec, mask=dataclasses.replace(spec.mask, has_cu_seqlens=True))

@@ -25,6 +25,7 @@ def test_the_public_names_are():
         "attention_paged",
         "attention_qkv",
         "attention_varlen",
+        "cluster_launch_control",
         "combine",
         "dot_product_attention",
         "export_disabled_checks",

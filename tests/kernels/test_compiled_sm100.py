@@ -28,10 +28,19 @@ SPECS = {
     "window": {"mask": MaskSpec(has_left=True, has_right=True), "dtype": "float16"},
     "segments": {"mask": MaskSpec(has_right=True, has_segments=True)},
     "scores": {"has_softcap": True, "has_sinks": True, "bias_dtype": "bfloat16"},
+    "mask": {"mask": MaskSpec(has_dense=True)},
+    "dynamic": {"mask": MaskSpec(has_right=True), "takes_over": True},
+    "packed": {"mask": MaskSpec(has_right=True, has_cu_seqlens=True)},
+    "grouped": {"mask": MaskSpec(has_right=True), "has_sinks": True, "group": 5, "q_len": 57},
 }
+FULL = ("sm_100a", 128, 128, "full")
 CELLS = [
     ("sm_100a", 64, 64, "full"),
-    ("sm_100a", 128, 128, "full"),
+    ("sm_100a", 64, 64, "mask"),
+    ("sm_100a", 64, 64, "dynamic"),
+    ("sm_100a", 64, 64, "packed"),
+    ("sm_100a", 64, 64, "grouped"),
+    FULL,
     ("sm_100a", 128, 128, "window"),
     ("sm_100a", 128, 128, "segments"),
     ("sm_100a", 128, 128, "scores"),
@@ -46,8 +55,9 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str
 @functools.cache
 def config_of(cell):
     arch, head_dim, head_dim_v, name = cell
-    fields = {"dtype": "bfloat16", **SPECS[name]}
-    return forward_config(AttentionSpec(head_dim=head_dim, head_dim_v=head_dim_v, group=1, **fields), arch)
+    fields = {"dtype": "bfloat16", "group": 1, **SPECS[name]}
+    how = {option: fields.pop(option) for option in ("q_len", "takes_over") if option in fields}
+    return forward_config(AttentionSpec(head_dim=head_dim, head_dim_v=head_dim_v, **fields), arch, **how)
 
 
 @functools.cache
@@ -129,7 +139,7 @@ def test_shared_memory_is_used_to_its_last_byte(cell):
 def test_three_sixteenths_of_the_exponentials_are_emulated():
     hardware, mixed = (
         collections.Counter(re.findall(r"^\s+([a-z0-9]+)\S* ", cubins.get(config).ptx, re.MULTILINE))["ex2"]
-        for config in (dataclasses.replace(config_of(CELLS[1]), exp2_period=0), config_of(CELLS[1]))
+        for config in (dataclasses.replace(config_of(FULL), exp2_period=0), config_of(FULL))
     )
     blocks = 2 * 2  # the first one and the loop, for both tiles
     assert hardware - mixed == blocks * 128 * 3 // 16

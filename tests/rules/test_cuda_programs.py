@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_fa4
 from jax_fa4 import cubins, launcher, support
+from jax_fa4.rules import cuda, forward
 
 sys.path.insert(0, str(Path(__file__).parent))
 import h200
@@ -327,3 +328,20 @@ def test_an_export_for_both_platforms_runs_here():
     program = jax.export.export(f, platforms=["cpu", "cuda"], disabled_checks=checks)(x, x, x)
     q = jax.random.normal(jax.random.key(0), x.shape, HALF)
     np.testing.assert_array_equal(jax.export.deserialize(program.serialize()).call(q, q, q), f(q, q, q))
+
+
+def test_a_gpu_that_has_not_run_its_kernels_yet_is_told_once(monkeypatch):
+    def blockwise(ctx, *args, target, **params):
+        return forward._blockwise_lowering(ctx, *args, **params)
+
+    monkeypatch.setattr(cuda, "_target", lambda ctx: cuda.Target(("sm_100a",)))
+    monkeypatch.setattr(cuda, "_lowered", lambda call: blockwise)  # no kernel has to be compiled
+    support.warn_untried.cache_clear()
+    attention = functools.partial(jax_fa4.attention, causal=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered(functools.partial(attention, implementation="kernel"), Q, KV, KV)
+        with jax_fa4.target_arch("sm_100a"):
+            lowered(attention, Q, KV, KV)
+    with pytest.warns(support.UntriedWarning, match="sm_100a kernels have been emulated and have not run on hardware"):
+        lowered(attention, Q, KV, KV)
