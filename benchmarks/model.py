@@ -62,6 +62,7 @@ MACHINES = {
     "sm_100a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=16),  # B200, by datasheet
     "sm_103a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=32),  # B300, by datasheet
 }
+NOTHING_MEASURED = "A model of {}: nothing here was measured."
 TILE_CLOCKS = 4000  # of a tile beside its steps: first loads, last store. d64 of 1024 against 16384 keys, 2026-11-30
 
 
@@ -323,10 +324,11 @@ def main() -> None:
     if not records:
         parser.error(f"no prefill cell of {args.results} has a kernel for {args.arch}")
     if args.out:
-        found = {"arch": args.arch, "machine": dataclasses.asdict(machine), "predictions": records}
+        about = {"results": args.results.name} if args.results else {"note": NOTHING_MEASURED.format(args.arch)}
+        found = {"arch": args.arch, **about, "machine": dataclasses.asdict(machine), "predictions": records}
         args.out.write_text(json.dumps(found, indent=1) + "\n")
     if not args.results:
-        print(f"A model of {args.arch}: nothing here was measured.")
+        print(NOTHING_MEASURED.format(args.arch))
     print(table(records))
 
 

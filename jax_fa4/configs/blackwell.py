@@ -17,7 +17,7 @@ from jax_fa4.configs.config import (
 )
 from jax_fa4.configs.params import Extent, KernelParam
 
-__all__ = ["ROLES", "Barrier", "ForwardSm100Config", "Role", "Schedule", "SmemPlan", "TmemMap"]
+__all__ = ["ROLES", "TMEM_COLUMNS", "Barrier", "ForwardSm100Config", "Role", "Schedule", "SmemPlan", "TmemMap"]
 
 ARCHS = ("sm_100a", "sm_103a")
 WARP = 32

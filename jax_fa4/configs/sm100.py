@@ -101,8 +101,8 @@ FORWARD = {  # by architecture: up to (head_dim, head_dim_v); the first row that
 }
 LONE_TILE = Registers(softmax=240, correction=80, others=64)  # what one query tile leaves
 GROUPED = Registers(softmax=184, correction=80, others=64)  # load warps find the address of every 16 bytes themselves
-# Where correction finds more than the bounds of one tile: with the registers of head dim 64 segments spill 17 words, and
-# a loop over tiles that the hardware deals out 4.
+# Where correction finds more than the bounds of one tile: with the registers of head dim 64 segments spill 17 words, a
+# loop over tiles that the hardware deals out 4.
 FINDING = Registers(softmax=192, correction=80, others=48)
 WIDEST_TILES = 128  # columns of Q up to which two tiles leave room for three slots of K and V, and for segments
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))

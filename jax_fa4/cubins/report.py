@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from jax_fa4.configs import Config
-from jax_fa4.configs.blackwell import ROLES, ForwardSm100Config
+from jax_fa4.configs.blackwell import ROLES, TMEM_COLUMNS, ForwardSm100Config
 from jax_fa4.cubins.cubin import Cubin
 
 __all__ = ["Resources", "anatomy", "full_table", "resources_of", "table"]
@@ -155,10 +155,12 @@ def _table(cubins: Sequence[Cubin], columns: dict[str, list[str]]) -> str:
 
 
 def anatomy(configs: Sequence[Config], resources: Sequence[Resources]) -> str:
-    """What Blackwell's kernels are made of, a section each: roles, tensor memory, shared memory, barriers, a block."""
-    pairs = zip(configs, resources, strict=True)
-    sections = (_anatomy(config, found) for config, found in pairs if isinstance(config, ForwardSm100Config))
-    return "".join(f"\n{section}\n" for section in sections)
+    """What Blackwell's kernels are made of, a section for all that have the same: roles, memory, barriers, a block."""
+    sections: dict[str, list[str]] = {}
+    for config, found in zip(configs, resources, strict=True):
+        if isinstance(config, ForwardSm100Config):
+            sections.setdefault(_anatomy(config, found), []).append(_title(config))
+    return "".join("\n" + "\n".join([*titles, body]) + "\n" for body, titles in sections.items())
 
 
 def _anatomy(config: ForwardSm100Config, resources: Resources) -> str:
@@ -169,7 +171,7 @@ def _anatomy(config: ForwardSm100Config, resources: Resources) -> str:
         warps = str(first) if number == 1 else f"{first}-{first + number - 1}"
         roles.append([name, warps, str(registers.get(name, config.other_registers))])
     tmem = config.tmem
-    columns = [["tensor memory", "first", "second"]]
+    columns = [[f"tensor memory, {TMEM_COLUMNS} columns", "first", "second"]]
     for name, starts, width in (
         ("S", tmem.scores, config.tile_n),
         ("P", tmem.weights, config.tile_n // 2),
@@ -182,13 +184,14 @@ def _anatomy(config: ForwardSm100Config, resources: Resources) -> str:
         ["Q, later O" if config.smem.out_over_q else "Q, O", str(config.smem.q_room)],
         [f"K and V, {config.kv_stages} slots", str(config.smem.kv_bytes)],
         ["statistics, barriers", str(config.smem.other_bytes)],
+        ["all", str(config.smem_bytes)],
     ]
     barriers = [["barrier", "number", "arrivals", "arrives", "waits", "true once complete"]]
     barriers += [[str(field) for field in barrier] for barrier in config.barriers]
-    block = [["of a block of keys", "of a query tile of 128 rows"]]
+    block = [["of a tile of 128 queries and 128 keys", ""]]
     block += [[name, count] for name, count in _counts_a_block(config, resources).items()]
     tables = (roles, columns, smem, barriers, block)
-    return "\n".join([_title(config), *(line for rows in tables for line in _aligned(rows))])
+    return "\n".join(line for rows in tables for line in _aligned(rows))
 
 
 def _title(config: ForwardSm100Config) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import types
 from collections import Counter
 
@@ -121,3 +122,15 @@ def test_predictions_stand_beside_what_was_measured(model, h200, monkeypatch):
     assert f"{500 / records[0]['overlapped']:.2f}" in model.table(records).splitlines()[2]
     (capped, _) = model.compare(rows, "sm_90a", dataclasses.replace(h200, limit=250))
     assert capped["overlapped"] == capped["serial"] == 250
+
+
+def test_what_was_not_measured_is_called_a_model(model, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(
+        model, "_resources", lambda config: resources({"MUFU": 64, "LDTM": 1}, {"LDTM": 1}, {"UTCHMMA": 1})
+    )
+    monkeypatch.setattr("sys.argv", ["model.py", "--arch", "sm_100a", "--out", str(tmp_path / "found.json")])
+    model.main()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["note"] == "A model of sm_100a: nothing here was measured."
+    assert capsys.readouterr().out.startswith(found["note"])
+    assert {record["measured"] for record in found["predictions"]} == {None}

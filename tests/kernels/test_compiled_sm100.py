@@ -148,7 +148,7 @@ def test_three_sixteenths_of_the_exponentials_are_emulated():
 def test_the_committed_report_is_up_to_date():
     version = importlib.metadata.version("nvidia-cutlass-dsl")
     resources(CELLS[0])  # skips where the disassembler is missing
-    shown = [cell for cell in CELLS if cell[3] in ("full", "causal")]
+    shown = [cell for cell in CELLS if cell[3] not in ("window", "segments", "scores")]
     plans = report.anatomy([config_of(cell) for cell in shown], [resources(cell) for cell in shown])
     text = (
         f"nvidia-cutlass-dsl {version}\n"
