@@ -4,7 +4,8 @@ Requests differ in the length of their prompts and answers. Each has a slot of t
 then the next one gets the slot, while the others go on. Keys and values lie in pages of one pool, so a request takes
 the room that it needs and not that of the longest. Prompts are read in chunks, beside slots that write.
 
-The same requests are served again with a dense cache and `jax.nn.dot_product_attention`: both must write the same.
+The same requests are served again with a dense cache, which must write the same, and once more with that and
+`jax.nn.dot_product_attention`, which may not where it rounds differently.
 """
 
 from __future__ import annotations
@@ -77,13 +78,25 @@ def attend_paged(store: Store, q: jax.Array, k: jax.Array, v: jax.Array, batch: 
 
 
 def attend_dense(store: Store, q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch) -> tuple[Store, jax.Array]:
-    """The same with keys and values [S, L, H, D], and a mask over all L places."""
+    """The same with keys and values [S, L, H, D]."""
+    store = _write(store, k, v, batch)
+    lengths = {"q_lengths": batch.counts, "kv_lengths": batch.lengths + batch.counts}
+    return store, jax_fa4.attention(q, *store, causal=True, **lengths)
+
+
+def attend_jax_nn(store: Store, q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch) -> tuple[Store, jax.Array]:
+    """The same with a mask over all L places."""
+    store = _write(store, k, v, batch)
+    visible = jnp.arange(store[0].shape[1]) <= batch.positions[:, None, :, None]
+    return store, jax.nn.dot_product_attention(q, *store, mask=visible)
+
+
+def _write(store: Store, k: jax.Array, v: jax.Array, batch: Batch) -> Store:
+    """Puts new keys and values into a dense cache."""
     slots, room = store[0].shape[:2]
-    positions = batch.positions
-    index = jnp.arange(slots)[:, None], jnp.where(positions < 0, room, positions)  # padding goes nowhere
+    index = jnp.arange(slots)[:, None], jnp.where(batch.positions < 0, room, batch.positions)  # padding goes nowhere
     keys, values = (old.at[index].set(new, mode="drop") for old, new in zip(store, (k, v), strict=True))
-    visible = jnp.arange(room) <= positions[:, None, :, None]
-    return (keys, values), jax.nn.dot_product_attention(q, keys, values, mask=visible)
+    return keys, values
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "attend"), donate_argnames="stores")
@@ -135,11 +148,15 @@ class PagedCache:
     attend = staticmethod(attend_paged)
 
     def __init__(self, shape: training.Shape, dtype: jnp.dtype, slots: int, num_pages: int):
-        pool = (num_pages, PAGE_SIZE, shape.heads, training.HEAD_DIM)
-        self.stores = [(jnp.zeros(pool, dtype), jnp.zeros(pool, dtype)) for _ in range(shape.layers)]
+        rows = self.rows(shape, slots, num_pages)
+        self.stores = [(jnp.zeros(rows, dtype), jnp.zeros(rows, dtype)) for _ in range(shape.layers)]
         self.page_table = np.zeros((slots, _pages(shape.length)), np.int32)
         self.free = list(range(num_pages))
         self.held: dict[int, list[int]] = {}
+
+    def rows(self, shape: training.Shape, slots: int, num_pages: int) -> tuple[int, ...]:
+        """Shape of a layer's keys."""
+        return num_pages, PAGE_SIZE, shape.heads, training.HEAD_DIM
 
     def take(self, slot: int, length: int) -> bool:
         """Pages in whatever order they are free."""
@@ -155,22 +172,20 @@ class PagedCache:
         self.free += self.held.pop(slot)
 
 
-class DenseCache:
-    """Room for the longest request in each slot."""
+class DenseCache(PagedCache):
+    """Room for the longest request in each slot. Requests still wait for pages, so that the batches are the same."""
 
     attend = staticmethod(attend_dense)
 
-    def __init__(self, shape: training.Shape, dtype: jnp.dtype, slots: int):
-        rows = (slots, shape.length, shape.heads, training.HEAD_DIM)
-        self.stores = [(jnp.zeros(rows, dtype), jnp.zeros(rows, dtype)) for _ in range(shape.layers)]
-        self.page_table = np.zeros((slots, 1), np.int32)
+    def rows(self, shape: training.Shape, slots: int, num_pages: int) -> tuple[int, ...]:
+        """Shape of a layer's keys."""
+        return slots, shape.length, shape.heads, training.HEAD_DIM
 
-    def take(self, slot: int, length: int) -> bool:
-        """There is always room."""
-        return True
 
-    def release(self, slot: int) -> None:
-        """Its rows are overwritten by the next."""
+class JaxNnCache(DenseCache):
+    """The same, for attention of JAX's own."""
+
+    attend = staticmethod(attend_jax_nn)
 
 
 def _pages(length: int) -> int:
@@ -266,7 +281,7 @@ def timed(
 
 
 def main() -> None:
-    """Trains, serves twice, compares."""
+    """Trains, serves three times, compares."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=800 if on_gpu else 200, help="of training")
@@ -287,19 +302,17 @@ def main() -> None:
     requests = random_requests(ids, args.requests, args.length, rng)
     num_pages = args.slots * _pages(args.length) * 3 // 4  # fewer than all slots would need for the longest requests
 
-    make_caches = {
-        "paged": lambda: PagedCache(shape, dtype, args.slots, num_pages),
-        "dense": lambda: DenseCache(shape, dtype, args.slots),
-    }
+    caches = {"paged": PagedCache, "dense": DenseCache, "jax.nn": JaxNnCache}
     print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")
     print(f"{len(requests)} requests of up to {args.length} characters in {args.slots} slots, {num_pages} pages")
     answers, speeds = {}, {}
-    for name, make_cache in make_caches.items():
+    for name, cache in caches.items():
+        make_cache = functools.partial(cache, shape, dtype, args.slots, num_pages)
         answers[name], speeds[name] = timed(name, model, requests, make_cache)
         print(f"{name}: {speeds[name]:,.0f} tokens per second")
-    same = sum(answers["paged"][request.number] == answers["dense"][request.number] for request in requests)
-    print(f"paged over dense: {speeds['paged'] / speeds['dense']:.2f}")
-    print(f"the same answer to {same} of {len(requests)} requests")
+    for name in ("dense", "jax.nn"):
+        same = sum(answers["paged"][request.number] == answers[name][request.number] for request in requests)
+        print(f"paged over {name}: {speeds['paged'] / speeds[name]:.2f}, the same answer to {same} of {len(requests)}")
     longest = max(requests, key=lambda request: request.new)
     for name, part in (("prompt", longest.prompt), ("answer", answers["paged"][longest.number])):
         print(f"\n{name}: {''.join(vocabulary[n] for n in part)!r}")

@@ -93,15 +93,21 @@ def attention_paged(
     length don't matter. Those before it must name a page: an index outside the pool reads the nearest page there is,
     and with the environment variable JAX_FA4_CHECK=1, read when the call is traced, the program raises when it runs.
 
-    Lengths, offsets and page table stay on the device: other values compile nothing. Blockwise JAX gathers about 256
-    keys of each sequence at a time, and only where a query of any sequence sees one of these. `jax.vmap` copies pools
-    that it doesn't map.
+    Lengths, offsets and page table stay on the device: other values compile nothing. On a Hopper GPU the keys that a
+    sequence's queries see are cut into splits of at least 1024, and of at least a 128th, which CTAs compute side by
+    side. That depends on the sequence's own lengths alone, so its results have the same bits in any batch, alone or
+    among others, padded or packed. (Where packed queries are many, T * N beyond 4096, a sequence has 2**19 // (T * N)
+    splits at most: if that cuts their number its bits depend on T.)
+
+    Gradients are computed by blockwise JAX, on a GPU too: `implementation="kernel"` makes asking for them an error.
+    Blockwise JAX gathers about 256 keys of each sequence at a time, and only where a query of any sequence sees one of
+    these. `jax.vmap` is blockwise JAX too, and copies pools that it doesn't map.
 
     Args:
       q: [B, T, N, D] float16, bfloat16, float32 or float64; with cu_seqlens_q [T, N, D].
       k_pages: [num_pages, page_size, K, D], q's dtype, pages of any size.
       v_pages: [num_pages, page_size, K, E], q's dtype.
-      page_table: [B, P] integers from 0 to num_pages - 1.
+      page_table: [B, P] integers from 0 to num_pages - 1. With cu_seqlens_q, B * P * page_size is below 2**31.
       kv_lengths: [B] integers from 0 to P * page_size: how many keys each sequence has, the new ones included.
       q_lengths: [B] integers: how many queries each sequence has, its first. None is all.
       cu_seqlens_q: [B + 1] integers from 0 to T that never descend: where each sequence's queries begin, packed as in
@@ -157,6 +163,7 @@ def attention_paged(
     x = Operands(q, k_pages, v_pages, options.scale(softmax_scale, q))
     x = x._replace(page_table=page_table, kv_lengths=kv_lengths, q_lengths=q_lengths)
     if cu_seqlens_q is not None:
+        checks.packed_page_table(page_table, page_size)
         q_offsets = checks.offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], num_sequences)
         x = _one_row(x, q_offsets)
     x = options.with_softmax_changes(options.with_window(x, causal, window), softcap, sinks)

@@ -13,8 +13,19 @@ from jax_fa4.checks.operands import LETTERS, queries_of_keys
 from jax_fa4.checks.options import lengths
 from jax_fa4.checks.values import dtype_of, fail, floating_dtype, int32, integer_dtype, known_number, rank_0
 
-__all__ = ["append", "max_seqlen", "offsets", "page_table", "paged_queries", "pages", "parts", "sequence_lengths"]
+__all__ = [
+    "append",
+    "max_seqlen",
+    "offsets",
+    "packed_page_table",
+    "page_table",
+    "paged_queries",
+    "pages",
+    "parts",
+    "sequence_lengths",
+]
 
+INT32_MAX = 2**31 - 1
 PAGES = "[num_pages, page_size, kv_heads, head_dim]"
 
 
@@ -51,6 +62,14 @@ def page_table(value: Any, num_sequences: int | None) -> jax.Array:
     if num_sequences is not None and x.shape[0] != num_sequences:
         fail(ValueError, f"page_table must have a row for each of {num_sequences} sequences", x.shape[0])
     return x
+
+
+def packed_page_table(page_table: jax.Array, page_size: int) -> None:
+    """That of packed queries, for which all sequences' keys are numbered together."""
+    size = page_table.size * page_size
+    if isinstance(size, int) and size > INT32_MAX:  # no symbolic size
+        what = f"page_table must name places for up to {INT32_MAX} keys of all sequences with cu_seqlens_q"
+        fail(ValueError, what, f"{page_table.shape} pages of {page_size}")
 
 
 def append(k: jax.Array, v: jax.Array, k_pages: jax.Array, v_pages: jax.Array, packed: bool) -> None:

@@ -87,10 +87,12 @@ def decode_config(spec: AttentionSpec, arch: str, rows: int = 1) -> DecodeConfig
     return DECODE[arch](spec, rows) if arch in DECODE else None
 
 
-def query_schedule(spec: AttentionSpec, config: KernelConfig) -> ScheduleConfig | None:
+def query_schedule(spec: AttentionSpec, config: KernelConfig | DecodeConfig) -> ScheduleConfig | None:
     """The kernel that lists the tiles for the forward kernel of a spec with packed sequences; None: it has none."""
     if not config.has_cu_seqlens:
         return None
+    if isinstance(config, DecodeConfig):
+        return ScheduleConfig.of_pages(config, spec.mask, tile_m=config.tile_rows // spec.group)
     return ScheduleConfig.of(config, spec.mask, side="q", order="tiles", row_step=config.row_step)
 
 

@@ -18,50 +18,63 @@ from jax_fa4.configs.config import (
     swizzle_bytes,
 )
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
+from jax_fa4.configs.schedule import schedule_param
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["MAX_SPLITS", "CombineConfig", "DecodeConfig", "decode", "min_split_keys", "prefers_decode"]
+__all__ = [
+    "COMBINE_WARPS",
+    "CombineConfig",
+    "DecodeConfig",
+    "decode",
+    "max_splits",
+    "min_split_keys",
+    "prefers_decode",
+]
 
 SMEM_PER_SM = 228 * 1024  # bytes, of which every CTA takes RESERVED more than it asks for
 RESERVED = 1024
 MAX_SPLITS = 128
 MAX_STAGES = 8
-MIN_SPLIT_KEYS = 1024  # with 512, float32 results and their sum cost 3% (H200, batch 8 to 64, d128)
-ROWS_PER_MIN_SPLIT = 32  # with more rows a split's result is larger, and so is the shortest split
+MIN_SPLIT_KEYS, MAX_SPLIT_KEYS = 1024, 4096  # as kernels/core/splits.py says
+ROWS_PER_MIN_SPLIT = 32
+FEW_SPLITS = 8
 MIN_KEYS = 256  # with fewer the forward kernel is as fast, and is one launch
-COMBINE_WARPS = 4
+COMBINE_WARPS = 8
 FLOAT_BYTES = 4
-MIN_CTAS = 1056  # four for each place on an H200 (132 SMs, two each): fewer would end at different times
+MAX_PARTIAL_ROWS = 1 << 19  # of packed queries, times splits: 256 MiB of float32 with head dim 128
 TILE_ROWS = WARPGROUP_ROWS  # queries times heads of a group
 DTYPES = ("bfloat16", "float16")
+SPLIT_COUNTS = PointerParam(name="split_counts", dtype="int32", dims=("batch", "kv_heads", "q_len"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CombineConfig:
-    """A CTA merges the partial results of one query of one head; its warps share the splits among them."""
+    """A CTA merges the partial results of a query of a head, its warps sharing the splits, or of one a warp."""
 
     arch: str
     kernel: Literal["combine"] = "combine"
     dtype: Literal["bfloat16", "float16"]
     head_dim_v: int
     has_q_lengths: bool = False
+    has_split_counts: bool = False  # and so knows which queries are padding
     has_sinks: bool = False
 
     @classmethod
-    def of(cls, config: Any) -> CombineConfig:
-        """What merges the splits of a config's kernel."""
+    def of(cls, config: Any, *, has_split_counts: bool = False) -> CombineConfig:
+        """What merges the splits of a config's kernel, which may count them."""
         return cls(
             arch=config.arch,
             dtype=config.dtype,
             head_dim_v=config.head_dim_v,
-            has_q_lengths=config.has_q_lengths,
+            has_q_lengths=config.has_q_lengths and not has_split_counts,
+            has_split_counts=has_split_counts,
             has_sinks=config.has_sinks,
         )
 
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        features = [name for name in ("q_lengths", "sinks") if getattr(self, f"has_{name}")]
+        features = [name for name in ("q_lengths", "split_counts", "sinks") if getattr(self, f"has_{name}")]
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, f"d{self.head_dim_v}", *features])
 
     @property
@@ -80,9 +93,10 @@ class CombineConfig:
         rows: tuple[Extent, ...] = ("batch", "kv_heads", "num_splits", "q_len", "group")
         optional = (
             (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=("batch", "kv_heads"))),
+            (self.has_split_counts, SPLIT_COUNTS),
             (self.has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
         )
-        extents: tuple[Extent, ...] = ("q_len", "q_heads", "kv_heads", "num_splits")
+        extents: tuple[Extent, ...] = ("q_len", "q_heads", "kv_heads", "batch", "num_splits", "row_warps")
         out: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
         return (
             PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
@@ -117,6 +131,7 @@ class DecodeConfig:
     has_q_offset: bool = False
     has_q_lengths: bool = False
     has_kv_lengths: bool = False
+    has_cu_seqlens: bool = False  # of queries; a schedule knows all lengths
     has_softcap: bool = False
     has_sinks: bool = False
 
@@ -132,7 +147,7 @@ class DecodeConfig:
             raise ValueError(f"tile_n must be 64 or 128, got {self.tile_n}")
         if self.kv_stages < 1:
             raise ValueError(f"kv_stages must be at least 1, got {self.kv_stages}")
-        if self.page_size is not None and not (self.page_size > 0 and self.has_kv_lengths):
+        if self.page_size is not None and not (self.page_size > 0 and (self.has_kv_lengths or self.has_cu_seqlens)):
             raise ValueError(f"page_size must be positive and come with lengths, got {self.page_size}")
         if self.smem_bytes > SMEM_LIMIT:
             raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
@@ -149,7 +164,7 @@ class DecodeConfig:
     @property
     def kernels(self) -> tuple[DecodeConfig, CombineConfig]:
         """Both in the order of their launches. A sink joins where everything is summed."""
-        return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self)
+        return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self, has_split_counts=True)
 
     @property
     def element_bytes(self) -> int:
@@ -221,7 +236,10 @@ class DecodeConfig:
             if self.page_size is not None:
                 rows = ("page_size", "kv_heads", "num_pages")
             box = (swizzle // self.element_bytes, self.box_rows, 1, 1)
-            return MapParam(name=name, dtype=self.dtype, dims=(head_dim, *rows), box=box, swizzle=swizzle)
+            # each byte is read once: fetching more than is asked for costs 0.3% (H200)
+            return MapParam(
+                name=name, dtype=self.dtype, dims=(head_dim, *rows), box=box, swizzle=swizzle, l2_promotion=0
+            )
 
         lengths: tuple[Extent, ...] = ("batch", "kv_heads")
         rows: tuple[Extent, ...] = ("batch", "kv_heads", "num_splits", "q_len", "group")
@@ -235,8 +253,7 @@ class DecodeConfig:
             (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=lengths)),
             (self.page_size is not None, PointerParam(name="page_table", dtype="int32", dims=("page_table_size",))),
         )
-        extents: list[Extent] = ["q_len", "kv_len", "q_heads", "kv_heads", "batch", "num_splits"]
-        extents += ["min_split_keys", "cta_splits"]
+        extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch", "num_splits")
         pages: list[KernelParam] = [
             ScalarParam(name="page_table_head_stride", dtype="int64", size=8, align=8),
             ScalarParam(name="page_slots"),
@@ -248,6 +265,8 @@ class DecodeConfig:
             PointerParam(name="q", dtype=self.dtype, dims=q, pointee_align=16),
             PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
             PointerParam(name="partial_lse", dtype="float32", dims=rows),
+            SPLIT_COUNTS,
+            *((schedule_param("q"),) if self.has_cu_seqlens else ()),
             PointerParam(name="softmax_scale", dtype="float32"),
             *(param for present, param in optional if present),
             *strides("q"),
@@ -269,6 +288,13 @@ def min_split_keys(rows: int) -> int:
     return MIN_SPLIT_KEYS * -(-rows // ROWS_PER_MIN_SPLIT)
 
 
+def max_splits(rows: int, kv_len: int, kv_heads: int = 1) -> int:
+    """The most splits of a sequence with so many rows a kv head, which may have so many keys."""
+    shortest = min_split_keys(rows)
+    longest = max(min(512 * kv_heads, MAX_SPLIT_KEYS), MIN_SPLIT_KEYS) * -(-rows // ROWS_PER_MIN_SPLIT)
+    return min(max(min(-(-kv_len // shortest), FEW_SPLITS), -(-kv_len // longest)), MAX_SPLITS)
+
+
 def prefers_decode(tile_rows: int, rows: int, kv_len: int) -> bool:
     """Whether rows (queries times heads of a group) are few and keys many, so that splitting the keys is faster."""
     return rows <= tile_rows and kv_len >= MIN_KEYS
@@ -279,6 +305,8 @@ def decode(spec: AttentionSpec) -> DecodeConfig | None:
     others = dataclasses.replace(
         spec.mask, has_left=False, has_right=False, has_q_offset=False, has_q_lengths=False, has_kv_lengths=False
     )
+    if spec.page_size is not None:  # packed queries
+        others = dataclasses.replace(others, has_cu_seqlens=False)
     if spec.dtype not in DTYPES or spec.bias_dtype or spec.is_fused or spec.has_batched_scalars or others != MaskSpec():
         return None
     if spec.group > WARPGROUP_ROWS or max(spec.head_dim, spec.head_dim_v) > 256:
@@ -302,8 +330,9 @@ def _config(spec: AttentionSpec, tile_n: int) -> DecodeConfig:
             has_left=mask.has_left,
             has_right=mask.has_right,
             has_q_offset=mask.has_q_offset and (mask.has_left or mask.has_right),  # else there is nothing to shift
-            has_q_lengths=mask.has_q_lengths,
-            has_kv_lengths=mask.has_kv_lengths or spec.page_size is not None,
+            has_q_lengths=mask.has_q_lengths and not mask.has_cu_seqlens,
+            has_kv_lengths=(mask.has_kv_lengths or spec.page_size is not None) and not mask.has_cu_seqlens,
+            has_cu_seqlens=mask.has_cu_seqlens,
             has_softcap=spec.has_softcap,
             has_sinks=spec.has_sinks,
         )

@@ -38,6 +38,7 @@ class ScheduleConfig:
     has_right: bool = False
     has_q_lengths: bool = False
     has_kv_lengths: bool = False
+    pages_keys: bool = False  # which have no offsets: each sequence has its own, and place for kv_len of them
 
     @classmethod
     def of(cls, config: Any, mask: MaskSpec, *, side: Side, order: Order, row_step: int | None = None) -> Self:
@@ -55,6 +56,22 @@ class ScheduleConfig:
             has_right=config.has_right and order != "slots",
             has_q_lengths=mask.has_q_lengths,
             has_kv_lengths=mask.has_kv_lengths,
+        )
+
+    @classmethod
+    def of_pages(cls, config: Any, mask: MaskSpec, *, tile_m: int) -> Self:
+        """For queries whose keys lie in pages."""
+        return cls(
+            arch=config.arch,
+            side="q",
+            order="tiles",
+            tile_m=tile_m,
+            tile_n=config.tile_n,
+            has_left=config.has_left,
+            has_right=config.has_right,
+            has_q_lengths=mask.has_q_lengths,
+            has_kv_lengths=True,
+            pages_keys=True,
         )
 
     @property
@@ -95,7 +112,7 @@ class ScheduleConfig:
         )
         return (
             PointerParam(name="cu_seqlens_q", dtype="int32", dims=("offsets_size",)),
-            PointerParam(name="cu_seqlens_kv", dtype="int32", dims=("offsets_size",)),
+            *(() if self.pages_keys else (PointerParam(name="cu_seqlens_kv", dtype="int32", dims=("offsets_size",)),)),
             *(param for present, param in optional if present),
             schedule_param(self.side),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "sequences", "batch", "entry_step")),

@@ -40,6 +40,7 @@ __all__ = [
     "SCALAR",
     "SEQUENCE_LENGTHS",
     "SINKS",
+    "SPLIT_COUNTS",
     "TILE_SUMS",
     "VALUE_PARTS",
     "Axes",
@@ -93,6 +94,7 @@ KV_IDS = Axes("ks", "ks")
 KEY_BLOCKS = QUERY_BLOCKS = Axes("kmc", "kmc")
 PARTIAL_OUT = Axes("kltge", "kltge")
 PARTIAL_LSE = Axes("ktgl", "ktgl")
+SPLIT_COUNTS = Axes("kt", "kt")
 OFFSETS = {True: Axes("ki", "ki"), False: Axes("bi", "bi", batched=False)}  # by whether XLA may split the call
 SEQUENCE_LENGTHS = {True: Axes("ka", "ka"), False: Axes("ba", "ba", batched=False)}
 Q_SCHEDULE, KV_SCHEDULE = Axes("kvq", "kvq"), Axes("khq", "khq")

@@ -39,6 +39,7 @@ from jax_fa4.plan.axes import (
     ROW_STATISTICS,
     SCALAR,
     SINKS,
+    SPLIT_COUNTS,
     TILE_SUMS,
     VALUE_PARTS,
     Axes,
@@ -78,6 +79,7 @@ ARRAYS = {
     "dsoftcap_parts": TILE_SUMS,
     "partial_out": PARTIAL_OUT,
     "partial_lse": PARTIAL_LSE,
+    "split_counts": SPLIT_COUNTS,
     "q_schedule": Q_SCHEDULE,
     "kv_schedule": KV_SCHEDULE,
 }

@@ -1,6 +1,7 @@
-"""The launch plan for few queries: two kernels in one call, with scratch that is a result of the call like out and lse.
+"""The launch plan for few queries: kernels in one call, with scratch that is a result of the call like out and lse.
 
-decode    q, k, v                        -> partial_out, partial_lse: one result a split of the keys
+schedule  offsets, lengths               -> q_schedule: the tiles of packed queries
+decode    q, k, v                        -> partial_out, partial_lse: one result a split of the keys; split_counts
 combine   partial_out, partial_lse       -> out, lse
 
 Where keys lie in pages, the batch is an axis of every array: no batch axis is common to all, since the pool has none.
@@ -8,38 +9,57 @@ Where keys lie in pages, the batch is an axis of every array: no batch axis is c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from jax_fa4.configs import DecodeConfig, GroupedSm100Config, PointerParam
-from jax_fa4.configs.decode import MIN_CTAS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
-from jax_fa4.plan.axes import Axes
+from jax_fa4.configs import SCHEDULE_FIELDS, DecodeConfig, GroupedSm100Config, PointerParam, ScheduleConfig
+from jax_fa4.configs.decode import COMBINE_WARPS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
+from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
 from jax_fa4.plan.bind import SCALARS, Buffers, Kernel, axes_of
-from jax_fa4.plan.expr import Expr, ExprLike, ceil_div, maximum
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, minimum, multiprocessors
 from jax_fa4.plan.plan import Plan
 from jax_fa4.spec import Layout
 
-__all__ = ["RESULTS", "decode", "operand_names", "page_axes"]
+__all__ = ["decode", "operand_names", "page_axes", "result_names"]
 
 ARRAYS = ("q", "k", "v")
-SCRATCH = ("partial_out", "partial_lse")
-RESULTS = ("out", "lse", *SCRATCH)
+RESULTS = ("out", "lse")
+SCRATCH = ("partial_out", "partial_lse", "split_counts", "q_schedule")
+CTAS_PER_PLACE = 4  # they end at different times
 POOLS = {"k": Axes("kord", "orkd"), "v": Axes("kore", "orke")}
 TABLES = {True: Axes("kbj", "kbj"), False: Axes("bj", "bj", batched=False)}  # by whether XLA may split the call
 
 
-def operand_names(config: DecodeConfig | GroupedSm100Config) -> tuple[str, ...]:
+def operand_names(config: DecodeConfig | GroupedSm100Config, schedule: ScheduleConfig | None = None) -> tuple[str, ...]:
     """The call's operands in order."""
     main, _ = config.kernels
-    pointers = [param.name for param in main.params if isinstance(param, PointerParam)]
+    params = (*main.params, *(() if schedule is None else schedule.params))
+    pointers = dict.fromkeys(param.name for param in params if isinstance(param, PointerParam))
     others = [name for name in pointers if name not in (*ARRAYS, *SCRATCH)]
     return (*ARRAYS, *others, *(("sinks",) if config.has_sinks else ()))
 
 
-def page_axes(config: DecodeConfig | GroupedSm100Config, layout: Layout, *, splits: bool) -> dict[str, Axes]:
+def result_names(configs: Iterable[DecodeConfig | GroupedSm100Config]) -> tuple[str, ...]:
+    """The results in order of a call that any of `configs` may serve: out and lse, then scratch."""
+    names = {param.name for config in configs for param in config.kernels[0].params}
+    return (*RESULTS, *(name for name in SCRATCH if name in names))
+
+
+def page_axes(
+    config: DecodeConfig | GroupedSm100Config,
+    schedule: ScheduleConfig | None,
+    layout: Layout,
+    results: Sequence[str],
+    *,
+    splits: bool,
+) -> dict[str, Axes]:
     """Axes of all arrays of a call whose keys lie in pages; `splits`: XLA may give each device some kv heads."""
-    names = [name for name in (*operand_names(config), *RESULTS) if name not in SCALARS]
-    axes = {name: axes_of(name, layout) for name in names if name not in ("k", "v", "page_table")}
-    with_batch = {name: Axes("kb" + a.logical[1:], "b" + a.memory) for name, a in axes.items()}
+    others = {"page_table": TABLES[splits]}
+    if schedule is not None:
+        lengths = SEQUENCE_LENGTHS[splits]
+        others |= {"cu_seqlens_q": OFFSETS[splits], "q_lengths": lengths, "kv_lengths": lengths}
+    names = [name for name in (*operand_names(config, schedule), *results) if name not in (*SCALARS, "k", "v")]
+    axes = {name: others.get(name) or axes_of(name, layout) for name in names}
+    with_batch = {name: Axes("kb" + a.logical[1:], "b" + a.memory) if a.batched else a for name, a in axes.items()}
     return {**with_batch, **POOLS, "page_table": TABLES[splits]}
 
 
@@ -48,33 +68,42 @@ def decode(
     kernels: Sequence[Kernel],
     layout: Layout,
     axes: Mapping[str, Axes] | None = None,
+    schedule: ScheduleConfig | None = None,
+    *,
+    results: Sequence[str],
 ) -> Plan:
-    """The plan of a call whose q, k, v and out lie in memory as `layout` says; `kernels`: of `config.kernels`.
+    """The plan of a call whose q, k, v and out lie in memory as `layout` says.
 
-    `axes` are `page_axes` of a call with pages, or those of a mask and a bias.
+    `kernels`: of `schedule`, if there is one, and of `config.kernels`; `axes` are `page_axes` of a call with pages, or
+    those of a mask and a bias; `results`: `result_names` of all configs of the call.
     """
-    buffers = _Buffers(operand_names(config), RESULTS, config, layout, axes)
+    buffers = _Buffers(operand_names(config, schedule), results, config, layout, axes)
     main, combine = config.kernels
     launches = (
-        buffers.launch(main, kernels[0], buffers.split_tiles()),
-        buffers.launch(combine, kernels[1], buffers.rows(), programmatic=True),
+        *(() if schedule is None else (buffers.launch(schedule, kernels[0], buffers.one_cta()),)),
+        buffers.launch(main, kernels[-2], buffers.split_tiles()),
+        buffers.launch(combine, kernels[-1], buffers.rows(), programmatic=True),
     )
     return Plan(arch=config.arch, operands=buffers.operands, results=buffers.results, launches=launches)
 
 
 class _Buffers(Buffers):
     def split_tiles(self) -> Expr:
-        """A CTA for every `cta_splits` splits of each tile of each kv head, or for every split."""
-        splits = self.extents["num_splits"]
+        """A CTA for every split of each tile of each kv head, or for several where tiles are many."""
+        tiles, splits = self._tiles(), as_expr(self.extents["num_splits"])
         if isinstance(self.config, DecodeConfig):
-            splits = ceil_div(splits, self.extents["cta_splits"])
-        return self._tiles() * splits
+            places = multiprocessors() * self.config.ctas_per_sm
+            splits = maximum(minimum(splits, CTAS_PER_PLACE * places // maximum(tiles, 1)), 1)
+        return tiles * splits
 
     def rows(self) -> Expr:
-        """A CTA for every query of every head."""
-        return self.extents["q_len"] * self._of("q", "g") * self.extents["kv_heads"] * self.extents["batch"]
+        """As many warps as merge the splits of a query, for every query of every head."""
+        rows = self.extents["q_len"] * self._of("q", "g") * self.extents["kv_heads"] * self.extents["batch"]
+        return ceil_div(rows * self.extents["row_warps"], COMBINE_WARPS)
 
     def _tiles(self) -> Expr:
+        if "cu_seqlens_q" in self.buffers:
+            return self.extents["q_slots"] * self._of("q", "k")
         if isinstance(self.config, DecodeConfig):
             tiles = ceil_div(self._of("q", "t"), TILE_ROWS // self._of("q", "g"))
         else:
@@ -100,7 +129,7 @@ class _Buffers(Buffers):
             "head_dim": self._of("q", "d"),
             "head_dim_v": self._of("out", "e"),
             "num_splits": self._of("partial_out", "l"),
-            "cta_splits": maximum(self._tiles() * self._of("partial_out", "l") // MIN_CTAS, 1),
+            "row_warps": 1 + (COMBINE_WARPS - 1) * minimum(self._of("partial_out", "l") // (COMBINE_WARPS + 1), 1),
             "min_split_keys": ceil_div(q_len * group, ROWS_PER_MIN_SPLIT) * MIN_SPLIT_KEYS,
         }
         if not isinstance(self.config, DecodeConfig):
@@ -109,11 +138,30 @@ class _Buffers(Buffers):
             number, axes, _ = self.buffers[name]
             for what, letter in (("batch", "b" if is_paged else ""), ("row", "t"), ("head", "g")):
                 extents[f"{name}_{what}_stride"] = axes.stride(number, letter)
-        return extents | (self._page_extents() if is_paged else {"kv_len": self._of("k", "s")})
+        extents |= self._page_extents() if is_paged else {"kv_len": self._of("k", "s")}
+        return extents | (self._schedule_extents() if "cu_seqlens_q" in self.buffers else {})
+
+    def _schedule_extents(self) -> dict[str, ExprLike]:
+        """Packed queries are one batch entry."""
+        offsets, axes = self._of("cu_seqlens_q", "i"), self.buffers["cu_seqlens_q"].axes
+        entries = self._of("q", "b") * (self._of("q", "k") if "k" in axes.logical else 1)
+        tile_queries = TILE_ROWS // self._of("q", "g")
+        slots = self._of("q", "t") // tile_queries + (offsets + 1)
+        return {
+            "sequences": offsets - 1,
+            "entry_step": 1,
+            "offsets_size": entries * offsets,
+            "lengths_size": entries * (offsets - 1),
+            "q_slots": slots,
+            "q_places": slots + 1,
+            "fields": SCHEDULE_FIELDS,
+        }
 
     def _page_extents(self) -> dict[str, ExprLike]:
         slots, page_size, table = self._of("page_table", "j"), self._of("k", "r"), self.buffers["page_table"].axes
         one = slots * self._of("q", "b")
+        if "cu_seqlens_q" in self.buffers:  # a row of tables
+            slots = slots // maximum(self._of("cu_seqlens_q", "i") - 1, 1)
         has_heads = "k" in table.logical
         return {
             "kv_len": slots * page_size,

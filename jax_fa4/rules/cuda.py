@@ -25,7 +25,7 @@ from jax_fa4.configs import (
     score_configs,
 )
 from jax_fa4.configs.backward import BackwardConfig
-from jax_fa4.configs.decode import MAX_SPLITS, min_split_keys, prefers_decode
+from jax_fa4.configs.decode import MAX_PARTIAL_ROWS, max_splits, prefers_decode
 from jax_fa4.configs.head_splits import head_splits
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
@@ -221,29 +221,44 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     """The forward's results from the kernels for few queries; the others of the call are scratch."""
     rows = x.q.shape[-3] * spec.group
     configs = [_decode_config(spec, arch, rows) for arch in target.archs]
-    kernels = [_kernels(config.kernels) for config in configs]
+    schedules = [query_schedule(spec, c) if isinstance(c, DecodeConfig) else None for c in configs]
+    kernels = [_kernels([*([s] if s else []), *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
+    names = decode.result_names(configs)
     is_paged = x.page_table is not None
-    others, axes = _others(x, target)
+    others, axes = _others(x, target) if x.cu_seqlens_q is None else ({}, {})
     if is_paged:
-        axes = decode.page_axes(configs[0], spec.layout, splits=target.splits)
-    plans = [decode.decode(c, k.names, spec.layout, axes) for c, k in zip(configs, kernels, strict=True)]
+        axes = decode.page_axes(configs[0], schedules[0], spec.layout, names, splits=target.splits)
+    plans = [
+        decode.decode(c, k.names, spec.layout, axes, s, results=names)
+        for s, c, k in zip(schedules, configs, kernels, strict=True)
+    ]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
     operands = {
         name: others[name] if name in others else logical(name, x, configs[0])
-        for name in decode.operand_names(configs[0])
+        for name in decode.operand_names(configs[0], schedules[0])
     }
     lead = (*batch, kv_heads)
     if is_paged:
         operands = {name: paged(name, a, x, splits=target.splits) for name, a in operands.items()}
         lead = (kv_heads, *batch)
-    num_splits = min(-(-x.seqlen_k // min_split_keys(t * spec.group)), MAX_SPLITS)
-    results = {
+    kv_len, heads = x.seqlen_k, 1 if target.splits else kv_heads  # of fewer heads sequences have more splits
+    if x.cu_seqlens_q is not None:  # a sequence may have one row, and so be split the most
+        kv_len, rows = kv_len // max(x.cu_seqlens_q.shape[-1] - 1, 1), 1
+    num_splits = max_splits(rows, kv_len, heads)
+    if x.cu_seqlens_q is not None:
+        num_splits = max(min(num_splits, MAX_PARTIAL_ROWS // (t * n)), 1)
+    made = {
         "out": ((*lead, t, spec.group, e), spec.dtype),
         "lse": ((*lead, spec.group, t), "float32"),
         "partial_out": ((*lead, num_splits, t, spec.group, e), "float32"),
         "partial_lse": ((*lead, t, spec.group, num_splits), "float32"),
+        "split_counts": ((*lead, t), "int32"),
     }
+    if x.cu_seqlens_q is not None:
+        places = 1 + _slots(t, x.cu_seqlens_q, configs[0].tile_rows // spec.group)
+        made["q_schedule"] = ((*lead, places, SCHEDULE_FIELDS), "int32")
+    results = {name: made[name] for name in names}
     out, lse, *_ = _call(operands, results, spec, kernels, plans, target, axes)
     if is_paged:
         out, lse = jnp.moveaxis(out, 0, 1), jnp.moveaxis(lse, 0, 1)

@@ -59,7 +59,8 @@ def logical(name: str, x: Operands, config: KernelConfig | BackwardConfig | Deco
 def paged(name: str, a: jax.Array, x: Operands, *, splits: bool) -> jax.Array:
     """An operand of a call whose keys lie in pages, from that of `logical`: kv heads come before the batch.
 
-    The table has kv heads only where XLA splits the call and so wants them in all arrays.
+    The table, offsets and lengths of packed queries have kv heads only where XLA splits the call and so wants them in
+    all arrays.
     """
     match name:
         case "k" | "v":
@@ -67,6 +68,8 @@ def paged(name: str, a: jax.Array, x: Operands, *, splits: bool) -> jax.Array:
         case "page_table" if not splits:
             assert x.page_table is not None, "keys are in pages"
             return jnp.broadcast_to(x.page_table, (*x.batch, x.page_table.shape[-1]))
+        case "cu_seqlens_q" | "q_lengths" | "kv_lengths" if not splits and x.cu_seqlens_q is not None:
+            return jnp.asarray(getattr(x, name))  # of the one batch entry
         case _:
             return jnp.moveaxis(a, 0, 1) if a.ndim else a
 

@@ -40,7 +40,7 @@ class PackedTile(NamedTuple):
     room: Index
     length: Index
     end_row: Index
-    other_begin: Index
+    other_begin: Index  # of keys in pages: the number of the sequence, and what `other_slot` is means nothing
     other_length: Index
     other_slot: Index  # of the first of the other side's tiles of the same sequence
     batch: Index

@@ -16,13 +16,16 @@ in steps of STEP beyond. Tiles of equal work are in no particular order.
 Parameters in order, as `ScheduleConfig.params` lists them (rows are queries or keys, as the config says):
 
     cu_seqlens_q    int32*  [entries, sequences + 1] of which every `entry_step`th is a batch entry's
-    cu_seqlens_kv   int32*  likewise
+    cu_seqlens_kv   int32*  likewise; not with pages_keys
     q_lengths       int32*  [entries, sequences]; only with has_q_lengths
     kv_lengths      int32*  likewise; only with has_kv_lengths
     window_left     int32*  one element, >= 0; only with has_left
     window_right    int32*  one element, >= 0; only with has_right
     schedule        int32*  [1 + batch * num_slots, 8]: the number of tiles, then PackedTile of each
     q_len kv_len sequences batch entry_step    int32 each
+
+With pages_keys the keys of each sequence are numbered from 0, kv_len is how many a sequence may have, and a tile's
+other_begin is the number of its sequence.
 
 Offsets are cut to [0, q_len] or [0, kv_len] and lengths to what lies between two of them, so that whatever they hold no
 tile reaches beyond the arrays.
@@ -55,7 +58,7 @@ class Arrays(NamedTuple):
     """Addresses; None: compiled without."""
 
     cu_seqlens_q: cute.Pointer
-    cu_seqlens_kv: cute.Pointer
+    cu_seqlens_kv: cute.Pointer | None
     q_lengths: cute.Pointer | None
     kv_lengths: cute.Pointer | None
     window_left: cute.Pointer | None
@@ -76,7 +79,7 @@ class Extents(NamedTuple):
 class Side(NamedTuple):
     """The rows of all sequences that are tiled, or those that they see."""
 
-    offsets: cute.Pointer
+    offsets: cute.Pointer | None  # None: each sequence has rows of its own, as many
     lengths: cute.Pointer | None
     rows: Int32
 
@@ -192,11 +195,14 @@ class ScheduleKernel:
         """Begin, room and length of a sequence of a batch entry; the first and the last lie outside of the offsets."""
         last = extents.sequences
         entry = batch * extents.entry_step
-        offsets = side.offsets + entry * (last + 1)
-        begin = _cut(_read(offsets + cutlass.max(number - 1, 0)), side.rows)
-        end = _cut(_read(offsets + cutlass.min(number, last)), side.rows)
-        begin = Int32(cutlass.select_(number == 0, Int32(0), begin))
-        room = cutlass.max(Int32(cutlass.select_(number > last, side.rows, end)) - begin, 0)
+        if cutlass.const_expr(side.offsets is None):
+            begin, room = number - 1, side.rows
+        else:
+            offsets = side.offsets + entry * (last + 1)
+            begin = _cut(_read(offsets + cutlass.max(number - 1, 0)), side.rows)
+            end = _cut(_read(offsets + cutlass.min(number, last)), side.rows)
+            begin = Int32(cutlass.select_(number == 0, Int32(0), begin))
+            room = cutlass.max(Int32(cutlass.select_(number > last, side.rows, end)) - begin, 0)
         length = Int32(0)
         if (number > 0) & (number <= last):
             length = room

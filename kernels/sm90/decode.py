@@ -1,4 +1,4 @@
-"""Hopper attention of few queries: a CTA streams a split of a sequence's keys past one tile of packed queries.
+"""Hopper attention of few queries: a CTA streams splits of a sequence's keys past one tile of packed queries.
 
     load --k--> consume     gmem -TMA-> smem -wgmma-> registers -> gmem, in float32
          --v-->             smem: Q 64 x D | kv_stages x K tile_n x D | kv_stages x V
@@ -7,10 +7,16 @@ The 64 rows of a tile are 64 // group queries of all query heads of one kv head:
 r % group. So every key is read once for the whole group, and what limits the kernel is how fast keys arrive: nothing
 overlaps within a CTA, since two CTAs share an SM where the head dims allow it.
 
-The blocks that a tile sees are cut into splits of `min_split_keys` or, if that gives more than MAX_SPLITS, of a
-MAX_SPLITSth: that depends on the sequence alone, and so do the results, whatever else is in the batch. Splits of a
-tile that see keys come first; the others write lse -inf and nothing else. `combine` merges them. A CTA makes
-`cta_splits` splits one after the other: the loads of one run ahead into the time that the last one takes to finish.
+The blocks that a tile sees are cut into splits of about an eighth of them (`SplitKeys`), or as many as `num_splits`
+allows: that depends on the sequence alone, and so do the results, whatever else is in the batch. The kernel counts the
+splits of each tile; others cost nothing. `combine` merges them.
+
+All splits of all tiles are dealt out to the CTAs of any grid: a tile's to `parts`, a run of neighbouring splits each,
+and CTA c of n takes parts c, c + n, ... of all tiles. The loads of one split run ahead into the time that the one
+before takes to finish.
+
+Queries of packed sequences: a schedule lists the tiles of all sequences (`core.schedule`), the longest first, and those
+of rows of no sequence. A tile has queries of one sequence, the first of which may be any of its rows.
 
     barrier   stages     arrives (count)        waits    true once it completes
     k.full    kv_stages  load (1 + bytes)       consume  that K block is in smem
@@ -30,13 +36,15 @@ kv_heads, num_pages), box (w, box_rows, 1, 1)):
     q               16-bit*   [batch, q_len, q_heads, head_dim] by strides, head_dim contiguous
     partial_out     float32*  [batch, kv_heads, num_splits, q_len, group, head_dim_v]
     partial_lse     float32*  [batch, kv_heads, q_len, group, num_splits]
+    split_counts    int32*    [batch, kv_heads, q_len] splits of a query that have results; -1: padding
+    q_schedule      int32*    the tiles of packed sequences, see `core.schedule`; only with has_cu_seqlens
     softmax_scale window_left window_right softcap q_offset q_lengths kv_lengths   as in `forward`
     page_table      int32*    [page_slots] a sequence; only with pages
     q_batch_stride q_row_stride q_head_stride                            int64 each, elements
-    q_len kv_len q_heads kv_heads batch num_splits min_split_keys cta_splits        int32 each
+    q_len kv_len q_heads kv_heads batch num_splits                       int32 each; kv_len is that of one sequence
     page_table_head_stride (int64; 0 where all heads have one table) page_slots num_pages (int32); only with pages
 
-Grid (ceil(q_len / (64 // group)) * kv_heads * batch * ceil(num_splits / cta_splits), 1, 1), block (160, 1, 1).
+Grid (n, 1, 1) with any n, block (160, 1, 1).
 """
 
 from __future__ import annotations
@@ -55,10 +63,11 @@ from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.divide import divide, divide_with_rest
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits
+from ..core.packed import read_count, read_tile
 from ..core.pages import Pages
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax
-from ..core.splits import Splits
+from ..core.splits import SplitKeys, Splits
 from ..core.tma import Corner, fetch
 from . import mma
 
@@ -77,11 +86,13 @@ MAX_UNROLLED_BOXES = 4
 
 
 class Arrays(NamedTuple):
-    """Addresses of queries and partial results."""
+    """Addresses of queries, partial results and how many there are, and of the tiles of packed sequences."""
 
     q: cute.Pointer
     partial_out: cute.Pointer
     partial_lse: cute.Pointer
+    split_counts: cute.Pointer
+    q_schedule: cute.Pointer | None
 
 
 class Extents(NamedTuple):
@@ -96,22 +107,34 @@ class Extents(NamedTuple):
     kv_heads: Int32
     batch: Int32
     num_splits: Int32
-    min_split_keys: Int32
-    cta_splits: Int32
+
+
+class Call(NamedTuple):
+    """What all tiles have in common. Parts of tiles are numbered, and CTA c of n makes c, c + n, ..."""
+
+    inputs: Inputs
+    extents: Extents
+    page_table: cute.Pointer | None
+    pages: Pages | None
+    schedule: cute.Pointer | None
+    logits: Logits
+    group: Int32
+    tile_queries: Int32  # of a tile that is full
+    tiles: Int32
+    parts: Int32  # of a tile
+    end_part: Int32  # of all tiles
 
 
 class Tile(NamedTuple):
-    """Queries of a kv head's group, and splits [first_split, end_split) of their keys."""
+    """Queries of a kv head's group, and which of their splits to make."""
 
-    m_block: Int32
-    first_query: Int32
-    num_queries: Int32  # of a tile that is full
-    num_rows: Int32  # queries times group
-    group: Int32
+    first_query: Int32  # in its sequence
+    row: Int32  # of the first query, in q
+    num_queries: Int32
     kv_head: Int32
     batch: Int32
-    first_split: Int32
-    end_split: Int32
+    sequence: Int32  # whose pages the keys lie in
+    part: Int32
 
 
 class Work(NamedTuple):
@@ -120,7 +143,9 @@ class Work(NamedTuple):
     tile: Tile
     seq: Sequence
     splits: Splits
-    logits: Logits
+    num_splits: Int32
+    first_split: Int32  # of the part
+    end_split: Int32
     table: cute.Pointer | None  # the sequence's pages
 
 
@@ -157,7 +182,7 @@ class Fragments(NamedTuple):
     weights: cute.Tensor  # A operand, 16 bit
     out: cute.Tensor  # accumulator, float32
     rows: tuple[Int32, ...]  # of the tile
-    place: mask.Place
+    place: mask.Place  # of the tile's first query, then of its sequence
     softmax: Softmax
 
 
@@ -223,51 +248,92 @@ class DecodeSm90:
         cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        work = self.work(inputs, page_table, extents, pages)
+        call = self.call(inputs, arrays, page_table, extents, pages)
         if warp_index == LOAD_WARP:
-            self.load(k_map, v_map, smem, Producers(*(ends[name][0] for name in Producers._fields)), work, pages)
+            self.load(k_map, v_map, smem, Producers(*(ends[name][0] for name in Producers._fields)), call)
         else:
-            consumers = Consumers(*(ends[name][1] for name in Consumers._fields))
-            self.consume(smem, consumers, work, arrays, extents)
+            self.consume(smem, Consumers(*(ends[name][1] for name in Consumers._fields)), call, arrays)
 
-    def work(self, inputs: Inputs, page_table: cute.Pointer | None, extents: Extents, pages: Pages | None) -> Work:
-        """What the CTA does: both roles ask this one function, so that they can't disagree on emptiness."""
-        config = self.config
+    def call(
+        self,
+        inputs: Inputs,
+        arrays: Arrays,
+        page_table: cute.Pointer | None,
+        extents: Extents,
+        pages: Pages | None,
+    ) -> Call:
+        """What there is to do: as many parts of tiles as there are CTAs for, but no more than splits."""
         group = divide(extents.q_heads, extents.kv_heads)
         tile_queries = divide(ROWS, group)
-        num_m_blocks = divide(extents.q_len + (tile_queries - 1), tile_queries)
-        rest, m_block = divide_with_rest(cute.arch.block_idx()[0], num_m_blocks)
-        rest, kv_head = divide_with_rest(rest, extents.kv_heads)  # heads of one key are neighbours in memory
-        part, batch = divide_with_rest(rest, extents.batch)
-        first_query = m_block * tile_queries
-        num_rows = cutlass.min(tile_queries, extents.q_len - first_query) * group
-        first_split = part * extents.cta_splits
-        end_split = cutlass.min(first_split + extents.cta_splits, extents.num_splits)
-        place = (m_block, first_query, tile_queries, num_rows, group, kv_head, batch)
-        tile = Tile(*place, first_split, end_split)
+        if arrays.q_schedule is None:
+            tiles = divide(extents.q_len + (tile_queries - 1), tile_queries) * extents.batch
+        else:
+            tiles = read_count(arrays.q_schedule)
+        tiles = cutlass.max(tiles * extents.kv_heads, 1)
+        parts = cutlass.max(cutlass.min(divide(cute.arch.grid_dim()[0], tiles), extents.num_splits), 1)
+        return Call(
+            inputs=inputs,
+            extents=extents,
+            page_table=page_table,
+            pages=pages,
+            schedule=arrays.q_schedule,
+            logits=calls.logits(inputs),
+            group=group,
+            tile_queries=tile_queries,
+            tiles=tiles,
+            parts=parts,
+            end_part=tiles * parts,
+        )
 
-        seq = calls.sequence(inputs, extents, tile, calls.window(inputs))
-        whole = self.bounds(tile).visit(m_block, seq)
-        splits = Splits.of(whole, divide(extents.min_split_keys, config.tile_n))
+    def work(self, call: Call, index: Int32) -> Work:
+        """Part `index` of all tiles: both roles ask this one function, so that they can't disagree on emptiness."""
+        extents, window = call.extents, calls.window(call.inputs)
+        part, index = divide_with_rest(index, call.tiles)
+        if call.schedule is None:
+            m_blocks = divide(extents.q_len + (call.tile_queries - 1), call.tile_queries)
+            rest, m_block = divide_with_rest(index, m_blocks)
+            batch, kv_head = divide_with_rest(rest, extents.kv_heads)  # heads of one key are neighbours in memory
+            first_query = m_block * call.tile_queries
+            num_queries = cutlass.min(call.tile_queries, extents.q_len - first_query)
+            tile = Tile(first_query, first_query, num_queries, kv_head, batch, batch, part)
+            seq = calls.sequence(call.inputs, extents, tile, window)
+            own_queries = extents.q_len
+        else:
+            position, kv_head = divide_with_rest(index, extents.kv_heads)
+            packed = read_tile(call.schedule, position)
+            first_query = packed.first_row(call.tile_queries)
+            num_queries = cutlass.min(call.tile_queries, packed.room - first_query)
+            row = packed.begin + first_query
+            tile = Tile(first_query, row, num_queries, kv_head, packed.batch, packed.other_begin, part)
+            seq = packed.sequence(*window)
+            own_queries = packed.length
+        whole = self.visit(call, tile, seq)
+        keys = SplitKeys.of(own_queries * call.group, extents.kv_heads)
+        splits = Splits.of_keys(whole, keys, self.config.tile_n, extents.num_splits)
+        num_splits = splits.count(whole)
+        chunk = divide(num_splits + (call.parts - 1), call.parts)
+        first_split = part * chunk
+        end_split = cutlass.min(first_split + chunk, num_splits)
         table = None
-        if page_table is not None and pages is not None:
-            table = pages.table_of(page_table, kv_head, batch)
-        return Work(tile, seq, splits, calls.logits(inputs), table)
+        if call.page_table is not None and call.pages is not None:
+            table = call.pages.table_of(call.page_table, kv_head, tile.sequence)
+        return Work(tile, seq, splits, num_splits, first_split, end_split, table)
 
-    def bounds(self, tile: Tile) -> Bounds:
-        """Those of tiles of so many queries."""
+    def visit(self, call: Call, tile: Tile, seq: Sequence, within: tuple[Int32, Int32] | None = None) -> Visit:
+        """The blocks that a tile sees, or those of them in [begin, end)."""
         config = self.config
-        return Bounds(
-            tile_m=tile.num_queries,
+        bounds = Bounds(
+            tile_m=call.tile_queries,
             tile_n=config.tile_n,
             has_left=config.has_left,
             has_right=config.has_right,
-            has_padding=config.has_q_lengths,
+            has_padding=config.has_q_lengths or config.has_cu_seqlens,
         )
+        return bounds.visit_rows(tile.first_query, tile.first_query + call.tile_queries, seq, within)
 
-    def visit(self, work: Work, split: Int32) -> Visit:
+    def visit_split(self, call: Call, work: Work, split: Int32) -> Visit:
         """The blocks of a split."""
-        return self.bounds(work.tile).visit(work.tile.m_block, work.seq, work.splits.within(split))
+        return self.visit(call, work.tile, work.seq, work.splits.within(split))
 
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
@@ -282,43 +348,30 @@ class DecodeSm90:
         return Smem(q=q, k=k, v=v, v_transposed=cute.make_tensor(v.iterator, transposed.outer))
 
     @cute.jit
-    def load(
-        self,
-        k_map: cute.CopyAtom,
-        v_map: cute.CopyAtom,
-        smem: Smem,
-        pipes: Producers,
-        work: Work,
-        pages: Pages | None,
-    ) -> None:
+    def load(self, k_map: cute.CopyAtom, v_map: cute.CopyAtom, smem: Smem, pipes: Producers, call: Call) -> None:
         """Waits: k.empty, v.empty. Signals: k.full, v.full (TMA counts the bytes)."""
-        for split in cutlass.range(work.tile.first_split, work.tile.end_split, unroll=1):
-            visit = self.visit(work, split)
-            for i in cutlass.range(visit.num_n_blocks, unroll=1):
-                n_block = visit.first - i
-                slot = pipes.k.acquire_and_advance()
-                self.fetch(k_map, smem.k[None, None, slot.index], self.config.columns, slot, work, pages, n_block)
-                slot = pipes.v.acquire_and_advance()
-                self.fetch(v_map, smem.v[None, None, slot.index], self.config.v_columns, slot, work, pages, n_block)
+        for part in cutlass.range(cute.arch.block_idx()[0], call.end_part, cute.arch.grid_dim()[0], unroll=1):
+            work = self.work(call, part)
+            for split in cutlass.range(work.first_split, work.end_split, unroll=1):
+                visit = self.visit_split(call, work, split)
+                for i in cutlass.range(visit.num_n_blocks, unroll=1):
+                    n_block = visit.first - i
+                    slot = pipes.k.acquire_and_advance()
+                    self.fetch(k_map, smem.k[None, None, slot.index], self.config.columns, slot, call, work, n_block)
+                    slot = pipes.v.acquire_and_advance()
+                    self.fetch(v_map, smem.v[None, None, slot.index], self.config.v_columns, slot, call, work, n_block)
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     def fetch(
-        self,
-        atom: cute.CopyAtom,
-        target: cute.Tensor,
-        columns: int,
-        slot: Any,
-        work: Work,
-        pages: Pages | None,
-        n_block: Int32,
+        self, atom: cute.CopyAtom, target: cute.Tensor, columns: int, slot: Any, call: Call, work: Work, n_block: Int32
     ) -> None:
         """Starts the copies of one block of keys or values."""
         tile, first_key = work.tile, n_block * self.config.tile_n
-        if pages is None:
+        if call.pages is None:
             block = (self.config.tile_n, columns)
             fetch(atom, block, Corner(first_key, tile.kv_head, tile.batch), target, slot)
         else:
-            self.fetch_pages(atom, target, columns, slot, work, pages, first_key)
+            self.fetch_pages(atom, target, columns, slot, work, call.pages, first_key)
 
     @cute.jit
     def fetch_pages(
@@ -340,30 +393,49 @@ class DecodeSm90:
             fetch(atom, (rows, columns), corner, cute.local_tile(target, (rows, columns), (box, 0)), slot)
 
     @cute.jit
-    def consume(self, smem: Smem, pipes: Consumers, work: Work, arrays: Arrays, extents: Extents) -> None:
+    def consume(self, smem: Smem, pipes: Consumers, call: Call, arrays: Arrays) -> None:
         """Waits: k.full, v.full, store, clear. Signals: k.empty, v.empty, store, clear."""
-        fragments, tile = self.fragments(smem, work), work.tile
-        if self.visit(work, tile.first_split).num_n_blocks > 0:
-            self.load_queries(smem, work, arrays, extents)
-        for split in cutlass.range(tile.first_split, tile.end_split, unroll=1):
-            fragments.softmax.restart()
-            visit = self.visit(work, split)
-            if visit.num_n_blocks > 0:
-                pipes = self.step(fragments, smem, pipes, work, extents, visit.first, first=True)
-                for span in visit.spans:
-                    for i in cutlass.range(span.num_n_blocks, unroll=1):
-                        pipes = self.step(fragments, smem, pipes, work, extents, span.first - i, span=span)
-            self.finish(fragments, work, arrays, extents, split, visit.num_n_blocks)
+        fragments = self.fragments(smem, call)
+        for part in cutlass.range(cute.arch.block_idx()[0], call.end_part, cute.arch.grid_dim()[0], unroll=1):
+            work = self.work(call, part)
+            if work.tile.part == 0:
+                self.store_counts(work, call, arrays)
+            if work.first_split < work.end_split:
+                self.load_queries(smem, call, work.tile, arrays)
+                for split in cutlass.range(work.first_split, work.end_split, unroll=1):
+                    pipes = self.make_split(fragments, smem, pipes, call, work, arrays, split)
 
-    def fragments(self, smem: Smem, work: Work) -> Fragments:
+    @cute.jit
+    def make_split(
+        self,
+        fragments: Fragments,
+        smem: Smem,
+        pipes: Consumers,
+        call: Call,
+        work: Work,
+        arrays: Arrays,
+        split: Int32,
+    ) -> Consumers:
+        """All blocks of one split, of which there is at least one."""
+        queries = tuple(work.tile.first_query + query for query in fragments.place.rows)
+        fragments = fragments._replace(place=fragments.place._replace(rows=queries))
+        fragments.softmax.restart()
+        visit = self.visit_split(call, work, split)
+        pipes = self.step(fragments, smem, pipes, call, work, visit.first, first=True)
+        for span in visit.spans:
+            for i in cutlass.range(span.num_n_blocks, unroll=1):
+                pipes = self.step(fragments, smem, pipes, call, work, span.first - i, span=span)
+        self.finish(fragments, call, work.tile, arrays, split)
+        return pipes
+
+    def fragments(self, smem: Smem, call: Call) -> Fragments:
         """Descriptors and registers of the calling thread."""
-        config, tile = self.config, work.tile
+        config = self.config
         scores_mma = mma.scores_mma(self.dtype, config.tile_n)
         values_mma = mma.values_mma(self.dtype, config.v_columns)
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
         by_keys, by_values = scores_mma.get_slice(0), values_mma.get_slice(0)
         place = mma.place(Int32(0), cute.arch.thread_idx()[0], config.tile_n)
-        queries = tuple(tile.first_query + divide(row, tile.group) for row in place.rows)
         return Fragments(
             q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q))[None, None, None, 0],
             k=scores_mma.make_fragment_B(by_keys.partition_B(smem.k)),
@@ -372,33 +444,48 @@ class DecodeSm90:
             weights=cute.make_rmem_tensor(values_mma.partition_shape_A((ROWS, config.tile_n)), self.dtype),
             out=cute.make_rmem_tensor(values_mma.partition_shape_C((ROWS, config.v_columns)), Float32),
             rows=place.rows,
-            place=place._replace(rows=queries),
-            softmax=Softmax.start(2, work.logits.scale_log2),
+            place=place._replace(rows=tuple(divide(row, call.group) for row in place.rows)),
+            softmax=Softmax.start(2, call.logits.scale_log2),
         )
 
     @cute.jit
-    def load_queries(self, smem: Smem, work: Work, arrays: Arrays, extents: Extents) -> None:
+    def store_counts(self, work: Work, call: Call, arrays: Arrays) -> None:
+        """How many splits of each query of the tile have results; -1: the query is padding."""
+        tile, query = work.tile, cute.arch.thread_idx()[0]
+        if query < tile.num_queries:
+            is_padding = tile.first_query + query >= work.seq.q_len
+            entry = Int64(tile.batch) * call.extents.kv_heads + tile.kv_head
+            target = arrays.split_counts + (entry * call.extents.q_len + (tile.row + query))
+            count = Int32(cutlass.select_(is_padding, Int32(-1), work.num_splits))
+            cute.make_tensor(target, cute.make_layout(1))[0] = count
+
+    @cute.jit
+    def load_queries(self, smem: Smem, call: Call, tile: Tile, arrays: Arrays) -> None:
         """Global memory -> shared memory, 16 bytes a thread and turn. Waits: store. Signals: store.
 
         Rows behind the tile's last are that one again: finite if it is, and never stored.
         """
-        config, tile, negative = self.config, work.tile, work.logits.negative
+        config, extents, negative = self.config, call.extents, call.logits.negative
         flipped = Int32(0)  # signs, two a word: softmax takes maxima before it scales
         if cutlass.const_expr(negative is not None):
             flipped = Int32(cutlass.select_(negative, Int32(BOTH_SIGNS), Int32(0)))
         slab, row_vectors = mma.slab_columns(config.columns), config.columns // VECTOR
-        heads = tile.kv_head * tile.group
-        base = tile.batch * extents.q_batch_stride + tile.first_query * extents.q_row_stride
-        base = base + heads * extents.q_head_stride
+        base = tile.batch * extents.q_batch_stride + tile.row * extents.q_row_stride
+        base = base + tile.kv_head * call.group * extents.q_head_stride
         vectors = [i * WARPGROUP + cute.arch.thread_idx()[0] for i in range(ROWS * row_vectors // WARPGROUP)]
         loaded = []
         for vector in vectors:
-            row, column = cutlass.min(vector // row_vectors, tile.num_rows - 1), vector % row_vectors * VECTOR
-            query = divide(row, tile.group)
-            element = base + query * extents.q_row_stride + (row - query * tile.group) * extents.q_head_stride
+            row, column = (
+                cutlass.min(vector // row_vectors, tile.num_queries * call.group - 1),
+                vector % row_vectors * VECTOR,
+            )
+            query = divide(row, call.group)
+            element = base + query * extents.q_row_stride + (row - query * call.group) * extents.q_head_stride
             element = element + cutlass.min(column, config.head_dim - VECTOR)
             pointer = cute.recast_ptr((arrays.q + element).align(16), dtype=Int32)
             loaded.append(cute.make_tensor(pointer, cute.make_layout(WORDS)).load())
+        # every warp has waited for its last product of the queries that lie there
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE, number_of_threads=WARPGROUP)
         for vector, value in zip(vectors, loaded, strict=True):
             row, column = vector // row_vectors, vector % row_vectors * VECTOR
             words = cute.make_rmem_tensor(WORDS, Int32)
@@ -419,8 +506,8 @@ class DecodeSm90:
         fragments: Fragments,
         smem: Smem,
         pipes: Consumers,
+        call: Call,
         work: Work,
-        extents: Extents,
         n_block: Int32,
         span: cutlass.Constexpr = None,
         first: cutlass.Constexpr = False,
@@ -436,15 +523,15 @@ class DecodeSm90:
         k.release()
         scores, start = mma.rows_and_columns(fragments.scores), n_block * config.tile_n
         right, left = (True, config.has_left) if first else (span.right, span.left)
-        where = (fragments.place, start, work.seq, extents.kv_len)
-        calls.prepare(scores, work.logits, Features(), *where, right=right, left=left)
+        where = (fragments.place, start, work.seq, call.extents.kv_len)
+        calls.prepare(scores, call.logits, Features(), *where, right=right, left=left)
         rescale = fragments.softmax.update(scores)
         if cutlass.const_expr(not first):
             mma.scale_rows(fragments.out, rescale)
         mma.pack(self.dtype, fragments.scores, fragments.weights)
         v = pipes.v.wait_and_advance()  # V has landed
-        if cutlass.const_expr(first and config.has_kv_lengths):
-            self.clear_padding(smem.v[None, None, v.index], work, extents, start)
+        if cutlass.const_expr(first and (config.has_kv_lengths or config.has_cu_seqlens)):
+            self.clear_padding(smem.v[None, None, v.index], call, work.seq, start)
         warpgroup.fence()
         values_mma = mma.values_mma(self.dtype, config.v_columns)
         values = fragments.v[None, None, None, v.index]
@@ -454,11 +541,10 @@ class DecodeSm90:
         return pipes
 
     @cute.jit
-    def clear_padding(self, values: cute.Tensor, work: Work, extents: Extents, start: Int32) -> None:
+    def clear_padding(self, values: cute.Tensor, call: Call, seq: Sequence, start: Int32) -> None:
         """Zeroes what a V block holds beyond the sequence: its weights are 0, but 0 * NaN is NaN. Waits: clear."""
-        config, seq = self.config, work.seq
-        seen = seq.kv_len - start
-        if seen < config.tile_n and seq.kv_len < extents.kv_len:
+        config, seen = self.config, seq.kv_len - start
+        if seen < config.tile_n and seq.kv_len < call.extents.kv_len:
             words = cute.recast_tensor(values, Int32)
             row_words = config.v_columns * config.element_bytes // 4
             first = cute.arch.thread_idx()[0]
@@ -468,30 +554,21 @@ class DecodeSm90:
             cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=WARPGROUP)
 
     @cute.jit
-    def finish(
-        self,
-        fragments: Fragments,
-        work: Work,
-        arrays: Arrays,
-        extents: Extents,
-        split: Int32,
-        num_n_blocks: Int32,
-    ) -> None:
-        """Normalises O and stores it and lse; of a split without keys lse alone."""
-        config, tile, place = self.config, work.tile, fragments.place
+    def finish(self, fragments: Fragments, call: Call, tile: Tile, arrays: Arrays, split: Int32) -> None:
+        """Normalises O and stores it and lse."""
+        config, extents, first_column = self.config, call.extents, fragments.place.first_column
         factors, lses = fragments.softmax.finish()
         out = mma.rows_and_columns(fragments.out)
         entry = Int64(tile.batch) * extents.kv_heads + tile.kv_head
-        entry_rows = extents.q_len * tile.group
+        entry_rows = extents.q_len * call.group
         for r in cutlass.range_constexpr(2):
-            if fragments.rows[r] < tile.num_rows:
-                row = tile.first_query * tile.group + fragments.rows[r]
-                if place.first_column == 0:  # one thread of the four that share a row
+            if fragments.rows[r] < tile.num_queries * call.group:
+                row = tile.row * call.group + fragments.rows[r]
+                if first_column == 0:  # one thread of the four that share a row
                     element = (entry * entry_rows + row) * extents.num_splits + split
                     cute.make_tensor(arrays.partial_lse + element, cute.make_layout(1))[0] = lses[r]
-                if num_n_blocks > 0:
-                    element = ((entry * extents.num_splits + split) * entry_rows + row) * config.head_dim_v
-                    first = arrays.partial_out + (element + place.first_column)
-                    for block in cutlass.range_constexpr(config.head_dim_v // 8):
-                        pair = cute.make_tensor((first + 8 * block).align(8), cute.make_layout(2))
-                        pair[0], pair[1] = (out[r, 2 * block + c] * factors[r] for c in range(2))
+                element = ((entry * extents.num_splits + split) * entry_rows + row) * config.head_dim_v
+                first = arrays.partial_out + (element + first_column)
+                for block in cutlass.range_constexpr(config.head_dim_v // 8):
+                    pair = cute.make_tensor((first + 8 * block).align(8), cute.make_layout(2))
+                    pair[0], pair[1] = (out[r, 2 * block + c] * factors[r] for c in range(2))

@@ -187,6 +187,14 @@ def test_the_message_says_what_is_wrong(call, change, error, message):
     assert str(raised.value) == message
 
 
+def test_keys_of_all_packed_queries_can_be_numbered():
+    shapes = {name: jax.ShapeDtypeStruct(np.shape(a), a.dtype) for name, a in PACKED.items()}
+    shapes |= {name: jax.ShapeDtypeStruct((1, 2**29, K, D), np.float32) for name in ("k_pages", "v_pages")}
+    message = r"page_table must name places for up to 2147483647 keys of .*, got \(2, 3\) pages of 536870912"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda x: jax_fa4.attention_paged(**x), shapes)
+
+
 @pytest.mark.parametrize("call", GOOD)
 def test_the_calls_that_these_differ_from_are_good(call):
     jax.eval_shape(lambda: FUNCTIONS[call](**GOOD[call]))

@@ -23,8 +23,9 @@ def spec(**changes) -> AttentionSpec:
         spec(mask=MaskSpec(has_right=True)),
         spec(mask=MaskSpec(has_segments=True, has_dense=True), has_softcap=True, has_sinks=True, bias_dtype="float16"),
         spec(layout="BNTH", deterministic=True, implementation="kernel"),
+        spec(mask=MaskSpec(has_right=True, has_kv_lengths=True, has_cu_seqlens=True), page_size=16),
     ],
-    ids=["plain", "float16-d64", "causal", "features", "selects-nothing"],
+    ids=["plain", "float16-d64", "causal", "features", "selects-nothing", "packed-queries-and-pages"],
 )
 def test_nothing_stands_in_the_way_of_a_kernel(supported):
     assert support.why_unsupported(supported, "sm_90a") is None
@@ -37,10 +38,6 @@ REASONS = [
     (
         spec(mask=MaskSpec(has_cu_seqlens=True), has_sinks=True, bias_dtype="float64", page_size=8),
         "jax_fa4 has no sm_90a kernel for packed sequences and bias",
-    ),
-    (
-        spec(mask=MaskSpec(has_right=True, has_kv_lengths=True, has_cu_seqlens=True), page_size=16),
-        "jax_fa4 has no sm_90a kernel for packed sequences",
     ),
     (
         spec(mask=MaskSpec(has_cu_seqlens=True, has_segments=True)),
@@ -59,6 +56,12 @@ def test_packed_sequences_of_wide_heads_have_no_gradient_kernel():
     wide = spec(head_dim=136, head_dim_v=136, mask=MaskSpec(has_cu_seqlens=True))
     reason = "jax_fa4 has no sm_90a gradient kernel for packed sequences"
     assert support.why_no_gradient(wide, "sm_90a") == reason
+
+
+def test_pages_have_no_gradient_kernel():
+    in_pages = spec(mask=MaskSpec(has_right=True, has_kv_lengths=True), page_size=16)
+    reason = "jax_fa4 has no sm_90a gradient kernel for pages of keys"
+    assert support.why_no_gradient(in_pages, "sm_90a") == reason
 
 
 def test_an_unknown_architecture_has_no_kernel():

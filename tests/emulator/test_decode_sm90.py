@@ -12,6 +12,7 @@ import pytest
 import jax_fa4
 from jax_fa4 import emulate, testing
 from jax_fa4.emulator.launch import Options
+from jax_fa4.plan.expr import as_expr
 from jax_fa4.testing import Cell
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
@@ -100,6 +101,33 @@ def test_keys_may_lie_in_pages_of_any_size(page_size, q):
     assert_exact(call_paged(x)[0], exact, rough, "bfloat16", 2)
 
 
+PACKED = {
+    "a row of no sequence on both sides": {"cu_seqlens_q": [1, 8, 8, 48], "total": 52},
+    "window": {"cu_seqlens_q": [0, 40, 41, 45], "window": (30, None), "total": 45},
+    "gaps": {"cu_seqlens_q": [0, 20, 20, 33], "q_lengths": [18, 0, 2], "softcap": 3.0, "total": 33},
+}
+
+
+@pytest.mark.parametrize("options", PACKED.values(), ids=PACKED)
+def test_packed_queries_see_the_pages_of_their_sequence(options):
+    lists = {name: np.array(value, np.int32) for name, value in options.items() if isinstance(value, list)}
+    x, rng = in_pages((100, 0, 67), 16) | options | lists, np.random.default_rng(3)
+    x["q"] = rng.standard_normal((x.pop("total"), 4, 64)).astype(x["q"].dtype)
+    x["sinks"] = rng.standard_normal(4).astype(np.float32)
+    got, launches = call_paged(x, RANDOM)
+    assert [launch.entry.split("_")[2] for launch in launches] == ["schedule", "decode", "combine"]
+    assert_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 3)
+
+
+def test_packed_queries_have_the_bits_of_padded_ones():
+    x = in_pages((100, 0, 67), 16, 3)
+    packed = x | {"q": x["q"].reshape(9, 4, 64), "cu_seqlens_q": np.array([0, 3, 6, 9], np.int32)}
+    padded, _ = call_paged(x)
+    got, _ = call_paged(packed)
+    assert got.out.tobytes() == padded.out.tobytes()
+    assert got.lse.tobytes() == np.ascontiguousarray(np.moveaxis(padded.lse, 1, 0)).tobytes()
+
+
 def test_an_index_outside_the_pool_reads_the_nearest_page():
     x = in_pages((32,), 16)
     last = len(x["k_pages"]) - 1
@@ -120,11 +148,13 @@ def test_a_sequence_has_the_same_result_in_any_batch():
         assert_same_bits(got, testing.Forward(together.out[b : b + 1], together.lse[b : b + 1]))
 
 
-def test_splits_have_the_same_bits_when_a_cta_makes_all(monkeypatch):
+def test_splits_have_the_same_bits_on_a_device_of_any_size(monkeypatch):
     x = testing.random(Cell(**{**BASE, "k": 1100, "kv_heads": 2}))
-    apart, before = call(x)
-    monkeypatch.setattr("jax_fa4.plan.decode.MIN_CTAS", 1)
-    together, after = call(x, RANDOM)
+    together, before = call(x)
+    monkeypatch.setattr("jax_fa4.plan.decode.multiprocessors", lambda: as_expr(132))
+    apart, after = call(x, RANDOM)
+    ctas = [launches[0].result.stats.by_warp("griddepcontrol")[0] for launches in (before, after)]
+    assert ctas == [4, 4]
     assert_same_bits(together, apart)
     loaded = [launches[0].result.stats.total("tma_load_bytes") for launches in (before, after)]
     assert loaded == [1100 // 128 * 2 * 128 * 4 * 64 + 2 * 128 * 4 * 64] * 2  # each key once for all heads of a group

@@ -9,6 +9,7 @@ import pytest
 
 import jax_fa4
 from jax_fa4 import testing
+from jax_fa4.plan.expr import as_expr
 from jax_fa4.testing import Cell
 
 pytestmark = pytest.mark.gpu
@@ -92,7 +93,11 @@ def in_pages(lengths, page_size, *, seed=0, q=1, group=4, head_dim=128, dtype="b
 
 @pytest.mark.parametrize(
     ("page_size", "options"),
-    [*((page_size, PAGED[0]) for page_size in PAGE_SIZES), *((16, options) for options in PAGED[1:])],
+    [
+        *((page_size, PAGED[0]) for page_size in PAGE_SIZES),
+        *((16, options) for options in PAGED[1:]),
+        *((page_size, {"q": 1, "head_dim": 256, "group": 1}) for page_size in (1, 64)),
+    ],
     ids=str,
 )
 def test_keys_may_lie_in_pages_of_any_size(page_size, options):
@@ -100,6 +105,14 @@ def test_keys_may_lie_in_pages_of_any_size(page_size, options):
     got = call_paged(x)
     exact, rounded = testing.attention_paged(x), testing.attention_paged(x, testing.rounded)
     assert_close(got, exact, rounded, str(x["q"].dtype), 3 if "softcap" in x else 2)
+
+
+def test_a_decoded_token_is_the_one_that_the_whole_sequence_gives():
+    x = testing.random(Cell(**{**BASE, "q": 700, "k": 700, "causal": True}))
+    whole, exact, rounded = call(x), testing.attention(x), testing.rounded(x)
+    last = call({**x, "q": x["q"][:, -1:]})
+    difference = np.abs(np.asarray(whole.out[:, -1:], np.float64) - np.asarray(last.out, np.float64)).max()
+    assert difference <= 2 * testing.error_bound(exact.out, rounded.out, "bfloat16", 2)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
@@ -122,12 +135,13 @@ def test_a_sequence_has_the_same_bits_in_any_batch():
         np.testing.assert_array_equal(alone.lse[0], together.lse[b])
 
 
-def test_splits_have_the_same_bits_when_ctas_make_several(monkeypatch):
+@pytest.mark.parametrize("multiprocessors", [1, 7, 1000])
+def test_splits_have_the_same_bits_on_a_device_of_any_size(monkeypatch, multiprocessors):
     x = testing.random(Cell(**{**BASE, "batch": (30,), "kv_heads": 8, "k": 4000, "causal": True}))
-    many = call(x)  # 1920 splits
-    monkeypatch.setattr("jax_fa4.plan.decode.MIN_CTAS", 1 << 30)
+    expected = call(x)  # 960 splits of 240 tiles
+    monkeypatch.setattr("jax_fa4.plan.decode.multiprocessors", lambda: as_expr(multiprocessors))
     jax.clear_caches()
-    jax.tree.map(np.testing.assert_array_equal, call(x), many)
+    jax.tree.map(np.testing.assert_array_equal, call(x), expected)
 
 
 def test_pages_and_contiguous_keys_give_the_same_bits():
@@ -141,6 +155,63 @@ def test_pages_and_contiguous_keys_give_the_same_bits():
     jax.tree.map(np.testing.assert_array_equal, call(contiguous), call_paged(x))
 
 
+PACKED_LENGTHS = (1500, 0, 1, 777, 5000, 64)
+OFFSETS = (2, 3, 7, 8, 8, 100, 117)  # a chunk of a prompt, one that isn't served, one token, rows of no sequence
+PACKED = {
+    "one-page-a-key": {"page_size": 1},
+    "small-pages": {"page_size": 16, "sinks": True},
+    "large-pages": {"page_size": 64, "window": (700, None)},
+    "all-keys": {"page_size": 48, "causal": False, "softcap": 15.0},
+    "gaps": {"page_size": 16, "q_lengths": (1, 3, 0, 9, 61, 17), "sinks": True, "window": (0, 0)},
+    "head-dim-64": {"page_size": 16, "head_dim": 64, "dtype": "float16", "group": 8},
+    "head-dim-256": {"page_size": 16, "head_dim": 256, "group": 2},
+    "head-dim-72": {"page_size": 16, "head_dim": 72, "group": 1},
+}
+
+
+def packed_in_pages(lengths, offsets, page_size, *, rows=0, q_lengths=None, **options):
+    """Keyword arguments of `attention_paged`: packed queries, of which `rows` lie behind the last sequence."""
+    x = in_pages(lengths, page_size, **options)
+    *_, heads, dim = x["q"].shape
+    q = np.random.default_rng(1).standard_normal((offsets[-1] + rows, heads, dim)).astype(x["q"].dtype)
+    more = {} if q_lengths is None else {"q_lengths": np.asarray(q_lengths, np.int32)}
+    return x | more | {"q": q, "cu_seqlens_q": np.asarray(offsets, np.int32)}
+
+
+@pytest.mark.parametrize("options", PACKED.values(), ids=PACKED)
+def test_packed_queries_see_the_keys_of_their_own_pages(options):
+    x = packed_in_pages(PACKED_LENGTHS, OFFSETS, rows=3, **options)
+    got = call_paged(x)
+    exact, rounded = testing.attention_paged(x), testing.attention_paged(x, testing.rounded)
+    assert_close(got, exact, rounded, str(x["q"].dtype), 3 if "softcap" in x else 2)
+
+
+def test_packed_queries_have_the_bits_of_padded_ones_and_of_those_of_a_sequence_alone():
+    lengths = (5000, 1, 130, 20000, 4096, 0, 777)
+    x = in_pages(lengths, 16, q=3)
+    packed = {**x, "q": x["q"].reshape(21, 8, 128), "cu_seqlens_q": np.arange(0, 24, 3, dtype=np.int32)}
+    padded, got = call_paged(x), call_paged(packed)
+    np.testing.assert_array_equal(got.out, padded.out.reshape(21, 8, 128))
+    np.testing.assert_array_equal(got.lse, np.moveaxis(np.asarray(padded.lse), 1, 0).reshape(8, 21))
+    for b in range(len(lengths)):
+        one = {name: packed[name][b : b + 1] for name in ("page_table", "kv_lengths")}
+        one |= {"q": packed["q"][3 * b : 3 * b + 3], "cu_seqlens_q": np.array([0, 3], np.int32)}
+        alone = call_paged(packed | one)
+        np.testing.assert_array_equal(alone.out, got.out[3 * b : 3 * b + 3])
+
+
+def test_sequences_in_pages_may_be_very_many():
+    rng, count = np.random.default_rng(0), 65_536
+    lengths, pages = rng.integers(0, 2, count), rng.permutation(count).reshape(count, 1).astype(np.int32)
+    k, v = (rng.standard_normal((count, 1, 1, 64)).astype(testing.np_dtype("bfloat16")) for _ in range(2))
+    q = rng.standard_normal((count, 2, 64)).astype(k.dtype)
+    x = {"q": q, "k_pages": k, "v_pages": v, "page_table": pages, "kv_lengths": lengths.astype(np.int32)}
+    out, lse = call_paged(x | {"cu_seqlens_q": np.arange(count + 1, dtype=np.int32)})
+    seen = np.where(lengths[:, None] > 0, v[pages[:, 0], 0, 0], 0)  # of the one key
+    np.testing.assert_array_equal(out, np.repeat(seen[:, None], 2, axis=1).astype(k.dtype))
+    np.testing.assert_array_equal(np.isfinite(lse), np.broadcast_to(lengths > 0, (2, count)))
+
+
 @pytest.mark.parametrize("lengths", [(0, 1, 127), (512, 1029, 2950)])
 def test_keys_beyond_a_length_change_nothing_even_as_nan(lengths):
     x = testing.random(Cell(**{**BASE, "batch": (3,), "kv_lengths": lengths}))
@@ -150,3 +221,22 @@ def test_keys_beyond_a_length_change_nothing_even_as_nan(lengths):
         for entry, length in enumerate(lengths):
             poisoned[name][entry, length:] = np.nan
     jax.tree.map(np.testing.assert_array_equal, call(poisoned), call(x))
+
+
+def test_gradients_of_pages_are_those_of_blockwise_jax():
+    x = in_pages((300, 0, 77), 16, q=2)
+    finite = {name: np.nan_to_num(x[name], nan=0) for name in ("q", "k_pages", "v_pages")}
+    others = {name: jnp.asarray(x[name]) for name in ("page_table", "kv_lengths")}
+
+    def gradients(implementation):
+        def loss(wrt):
+            out = jax_fa4.attention_paged(**wrt, **others, implementation=implementation)
+            return (out.astype(jnp.float32) ** 2).sum()
+
+        return jax.jit(jax.grad(loss))({name: jnp.asarray(a) for name, a in finite.items()})
+
+    for name, gradient in gradients(None).items():
+        expected = np.asarray(gradients("xla")[name], np.float32)
+        np.testing.assert_allclose(np.asarray(gradient, np.float32), expected, rtol=0, atol=0.02 * abs(expected).max())
+    with pytest.raises(NotImplementedError, match="gradient kernel for pages of keys"):
+        gradients("kernel")

@@ -102,6 +102,12 @@ def test_no_sequence_or_empty_ones_give_zeros(offsets):
     assert (lse == -np.inf).all()
 
 
+def test_an_empty_document_may_come_first():
+    x = documents((0, 1023), causal=True)
+    assert_close(forward(x), x)
+    assert_gradients_close(gradients(x), x)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_another_sequence_holds_changes_nothing(bad):
     lengths = (100, 77, 300, 20)

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
+from jax_fa4.configs import decode
 from jax_fa4.kernels.core.bounds import Visit
 from jax_fa4.kernels.core.heads import Rows
-from jax_fa4.kernels.core.splits import MAX_SPLITS, Splits
+from jax_fa4.kernels.core.splits import MAX_SPLITS, SplitKeys, Splits
 
 
 @pytest.mark.parametrize(("group", "q_len"), [*itertools.product((1, 2, 3, 5, 8, 200), (1, 7, 130))])
@@ -41,3 +42,18 @@ def test_splits_have_every_block_once_and_the_first_ones_have_some(blocks, min_b
     sizes = [len(part) for part in clipped]
     assert sizes == sorted(sizes, reverse=True)
     assert all(end - begin >= min_blocks for begin, end in ranges)
+    assert splits.count(whole) == sum(size > 0 for size in sizes)
+
+
+@pytest.mark.parametrize(("rows", "kv_heads"), [*itertools.product((1, 32, 33, 4096), (1, 3, 8, 64))])
+def test_plans_have_room_for_all_splits_that_a_kernel_makes(rows, kv_heads):
+    keys, tile_n = SplitKeys.of(rows, kv_heads), 64
+    assert keys.least == decode.min_split_keys(rows)
+    most = {length: keys.most_splits(length) for length in (1, 1024, 1025, 8192, 8193, 32768, 131072, 1 << 24)}
+    assert most == {length: decode.max_splits(rows, length, kv_heads) for length in most}
+    for length, limit in most.items():
+        whole = Visit(0, -(-length // tile_n), ())
+        for visit in (whole, Visit(0, whole.num_n_blocks // 3, ())):
+            splits = [Splits.of_keys(visit, keys, tile_n, room) for room in (limit, MAX_SPLITS)]
+            assert splits[0] == splits[1]  # however many keys a sequence could have
+            assert splits[0].count(visit) <= limit

@@ -63,7 +63,6 @@ WITH_KERNEL = [
     {"head_dim": 8, "head_dim_v": 256},
 ]
 WITHOUT_KERNEL = [
-    {"mask": MaskSpec(has_cu_seqlens=True, has_kv_lengths=True), "page_size": 16},
     {"dtype": "float32"},
 ]
 
@@ -71,7 +70,10 @@ WITHOUT_KERNEL = [
 PACKED = {"mask": MaskSpec(has_right=True, has_cu_seqlens=True, has_q_lengths=True, has_kv_lengths=True)}
 
 
-@pytest.mark.parametrize("change", [*WITH_KERNEL, PACKED], ids=str)
+PACKED_AND_PAGED = {"mask": MaskSpec(has_cu_seqlens=True, has_kv_lengths=True), "page_size": 16}
+
+
+@pytest.mark.parametrize("change", [*WITH_KERNEL, PACKED, PACKED_AND_PAGED], ids=str)
 def test_hopper_has_the_kernels_that_the_table_lists(change):
     assert why_unsupported(dataclasses.replace(PLAIN, **change), "sm_90a") is None
 

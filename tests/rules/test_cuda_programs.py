@@ -151,6 +151,22 @@ def test_a_mapped_axis_joins_the_sharded_batch():
     assert "all-gather" not in hlo
 
 
+@needs_plugin
+@pytest.mark.parametrize(("queries", "local"), [((3, 1), "bf16[2,3,1,2,64]"), ((3,), "bf16[2,1,3,2,64]")], ids=str)
+def test_pages_are_split_by_heads_without_communication(queries, local):
+    mesh, table, lengths = h200.mesh((2,), ("m",)), np.zeros((3, 5), np.int32), np.full(3, 70, np.int32)
+    packed = {"cu_seqlens_q": np.arange(4, dtype=np.int32)} if len(queries) == 1 else {}
+
+    def decode(q, k, v):
+        return jax_fa4.attention_paged(q, k, v, table, lengths, implementation="kernel", **packed)
+
+    specs = [P(*[None] * len(queries), "m"), P(None, None, "m"), P(None, None, "m")]
+    hlo = compiled(decode, (*queries, 8, 64), (9, 16, 4, 64), (9, 16, 4, 64), mesh=mesh, specs=specs)
+    ((results, _),) = calls(hlo)
+    assert results.startswith(local), results
+    assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", hlo)
+
+
 def pull(layout="BTNH", **options):
     """The gradients by q, k and v, for a cotangent of out."""
 
