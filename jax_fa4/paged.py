@@ -94,7 +94,7 @@ def attention_paged(
     and with the environment variable JAX_FA4_CHECK=1, read when the call is traced, the program raises when it runs.
 
     Lengths, offsets and page table stay on the device: other values compile nothing. On a Hopper GPU the keys that a
-    sequence's queries see are cut into splits of at least 1024, and of at least a 128th, which CTAs compute side by
+    sequence's queries see are cut into 8 splits, but of 1024 keys at least and 4096 at most, which CTAs compute side by
     side. That depends on the sequence's own lengths alone, so its results have the same bits in any batch, alone or
     among others, padded or packed. (Where packed queries are many, T * N beyond 4096, a sequence has 2**19 // (T * N)
     splits at most: if that cuts their number its bits depend on T.)
