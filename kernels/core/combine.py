@@ -136,6 +136,8 @@ class Combine:
         used, largest, num_splits = Int32(0), Float32(-Float32.inf), extents.num_splits
         if cutlass.const_expr(arrays.split_counts is not None):
             num_splits = _read(arrays.split_counts + (Int64(row.entry) * extents.q_len + row.query))
+            # where offsets of sequences descend a query may have no tile, and nobody has counted
+            num_splits = cutlass.min(num_splits, extents.num_splits)
         for split in cutlass.range(cute.arch.lane_idx(), num_splits, LANES, unroll=4):
             lse = _read(lses + split)
             largest = cute.arch.fmax(largest, lse)
