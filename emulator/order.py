@@ -63,12 +63,13 @@ class Clocks:
 class Clock:
     """What one agent that executes instructions (a warp) knows to have happened."""
 
-    __slots__ = ("_brought", "_fenced", "agent", "clocks", "init_agent", "times")
+    __slots__ = ("_brought", "_fenced", "agent", "clocks", "init_agent", "own", "times")
 
     def __init__(self, clocks: Clocks, name: str):
         self.clocks = clocks
         self.agent = clocks.agent(name, is_async=False)
         self.init_agent = clocks.agent(f"mbarrier.init by {name}", is_async=False)
+        self.own = [self.agent]  # agents whose writes are those of this one's lanes
         self.times: Times = clocks.empty()
         self.times[PLAIN, self.agent] = 1  # nothing that it writes has passed a proxy fence yet
         self._fenced: Times = clocks.empty()  # what relaxed arrivals hand on
@@ -149,10 +150,10 @@ class Clock:
 
         Those of this agent only if `covers_own`: a lane's fence does not cover what other lanes wrote before they met.
         """
-        own = self.times[FENCED, self.agent]
+        own = self.times[FENCED, self.own]  # a copy
         np.maximum(self.times[FENCED], self.times[0], out=self.times[FENCED])
         if not covers_own:
-            self.times[FENCED, self.agent] = own
+            self.times[FENCED, self.own] = own
         self.times[PLAIN, self.agent] += 1
 
 

@@ -20,10 +20,12 @@ class _Copies:
     def __init__(self, warp: Warp):
         cta = warp.cta
         self.agent = cta.cluster.clocks.agent(f"cp.async of warp {warp.index} of CTA {cta.rank}", is_async=False)
+        warp.clock.own.append(self.agent)
         self.queue = ("cp.async", id(cta), warp.index)
         self.open: list[AsyncOp] = []
         self.groups: deque[list[AsyncOp]] = deque()
         self.epoch = 1
+        self.lanes = 0  # that have copied, a bit each
 
     def commit(self) -> None:
         self.groups.append(self.open)
@@ -60,6 +62,7 @@ def cp_async(form: Form) -> Effect:
 
     def execute(warp: Warp, lanes: Lanes) -> None:
         copies, index = _copies(warp), lanes.index
+        copies.lanes |= lanes.bits
         targets, sources = target.at(warp)[index], source.at(warp)[index]
         count = (
             np.full(len(index), size) if wanted is None else np.minimum(warp.v[wanted][index], size).astype(np.int64)
@@ -103,10 +106,14 @@ def _wait(warp: Warp, pending: int) -> Wait:
     copies = _copies(warp)
     epoch = copies.epoch - 1 - pending
 
+    def then() -> None:
+        warp.clock.learn(copies.agent, epoch)
+        warp.writing_lanes |= copies.lanes  # each knows of its own copies
+
     return Wait(
         what=lambda: f"cp.async groups, all but {pending}",
         ready=lambda: copies.are_complete(pending),
-        then=lambda: warp.clock.learn(copies.agent, epoch),
+        then=then,
     )
 
 

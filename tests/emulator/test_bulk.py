@@ -254,6 +254,15 @@ def test_cp_async_data_needs_a_proxy_fence_before_a_bulk_store():
     assert caught.value.check == "proxy fence"
 
 
+@pytest.mark.parametrize("wait", ["cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 0;"])
+def test_a_lanes_proxy_fence_covers_what_others_copied_only_once_they_have_met(wait):
+    copy, fence = "cp.async.ca.shared.global [%r3], [%d3], 4;" + wait, "@%p0 fence.proxy.async.shared::cta;"
+    assert run(copy + "bar.warp.sync -1;" + fence + STORE + DONE).tolist() == list(range(100, 132))
+    with pytest.raises(ExecutionError) as caught:
+        run(copy + fence + "bar.warp.sync -1;" + STORE + DONE)
+    assert caught.value.check == "proxy fence"
+
+
 REQUEST = """
 @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
 @%p0 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];

@@ -51,9 +51,9 @@ def blackwell(**changes) -> Patient:
 
 
 def grouped() -> Patient:
-    """Two query tiles whose rows are those of five heads; O is stored row by row."""
-    cell = Cell(batch=(1,), q=57, k=150, kv_heads=1, group=5, head_dim=64, dtype="bfloat16", causal=True, sinks=True)
-    return Patient.of_call(jax_fa4.attention, testing.random(cell) | {"softmax_scale": 2.0}, "sm_100a", "grouped")
+    """Two query tiles whose rows are those of five heads; O is stored row by row. Three blocks pass two slots."""
+    cell = Cell(batch=(1,), q=50, k=300, kv_heads=1, group=5, head_dim=64, dtype="bfloat16", causal=True, sinks=True)
+    return Patient.of_call(jax_fa4.attention, testing.random(cell) | {"softmax_scale": 2.0}, "grouped", 2)
 
 
 PATIENTS = {
@@ -64,13 +64,13 @@ PATIENTS = {
     "pair": lambda: blackwell(head_dim=256, causal=True, softmax_scale=0.5),
     "grouped": grouped,
     # two warps copy keys of pages, 16 bytes a lane; a sequence ends within a block, one has no key
-    "pages": lambda: Patient.of_call(jax_fa4.attention_paged, in_pages((140, 0, 67), 3), "sm_100a", "decode"),
+    "pages": lambda: Patient.of_call(jax_fa4.attention_paged, in_pages((270, 0, 67), 3), "decode", 3),
     # tiles from a schedule, keys of neighbours hidden, rows stored by the threads that have them
     "packed": lambda: Patient.of_call(
         jax_fa4.attention_varlen,
-        packed((5, 0, 150), (9, 7, 140), q_lengths=(5, 0, 140), kv_lengths=(9, 0, 131)) | {"causal": True},
-        "sm_100a",
+        packed((5, 0, 150), (9, 7, 300), q_lengths=(5, 0, 140), kv_lengths=(9, 0, 270)) | {"causal": True},
         "forward",
+        2,
     ),
 }
 patient = functools.cache(lambda name: PATIENTS[name]())
@@ -93,6 +93,13 @@ HARMLESS = {
         "drop tcgen05.wait::ld",  # the first use of a register waits as well
         "drop the wait for bulk stores",  # of the first tile: the wait for the second covers it
         "never accumulate",  # where nothing is accumulated
+    },
+    "pages": {
+        "drop fence.proxy.async",  # of Q: that of the first K follows before the product may begin
+        "fence in one lane only",  # likewise
+        "take more registers",  # a lone query tile leaves some
+        "give no registers away",
+        "read another parameter",  # of the bound of an index that is never beyond it
     },
 }
 
@@ -137,9 +144,10 @@ def test_each_way_to_break_a_kernel_applies_to_ours():
         ("blackwell", "load from another warp's lanes", {"tensor memory"}),
         ("blackwell", "no lane votes to rescale", {"wrong result"}),
         ("blackwell", "drop the deallocation", {"tensor memory"}),
+        ("pages", "drop fence.proxy.async", {"proxy fence"}),
+        ("pages", "fence in one lane only", {"proxy fence"}),
         ("pages", "copy to 16 bytes further", {"in flight"}),
         ("pages", "drop the wait for copies", {"in flight"}),
-        ("packed", "drop an arrival", {"deadlock"}),
     ],
 )
 def test_a_broken_kernel_is_told_and_why(name, kind, checks):
@@ -154,4 +162,4 @@ def test_every_broken_kernel_is_told(name, kind):
     if not broken:
         pytest.skip("nothing in this kernel to break so")
     missed = [f"line {mutant.line}: {mutant.text}" for mutant in broken if patient(name).verdict(mutant) is None]
-    assert kind.name in HARMLESS["blackwell"] or not missed, "\n".join(missed)
+    assert kind.name in HARMLESS["blackwell"] | HARMLESS.get(name, set()) or not missed, "\n".join(missed)

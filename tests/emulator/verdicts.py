@@ -15,6 +15,7 @@ import numpy as np
 import jax_fa4
 from jax_fa4 import emulate, testing
 from jax_fa4.configs import KernelConfig
+from jax_fa4.configs.blackwell import ForwardSm100Config
 from jax_fa4.emulator.errors import EmulatorError
 from jax_fa4.emulator.launch import Options
 from jax_fa4.emulator.run import Result
@@ -53,9 +54,14 @@ class Patient:
         return cls(compiled(config), run)
 
     @classmethod
-    def of_call(cls, function: Callable[..., Any], x: Mapping[str, Any], arch: str, kernel: str) -> Patient:
-        """The kernel whose name begins so, among those that a call with the arguments `x` launches."""
-        with mock.patch.object(emulate, "run_plan") as seen, jax_fa4.target_arch(arch):
+    def of_call(cls, function: Callable[..., Any], x: Mapping[str, Any], kernel: str, kv_stages: int) -> Patient:
+        """Blackwell's kernel whose name begins so, with so many slots, as a call with the arguments `x` launches it."""
+
+        def fitted(config: ForwardSm100Config) -> ForwardSm100Config:
+            return dataclasses.replace(config, kv_stages=kv_stages)
+
+        patches = mock.patch.object(emulate, "run_plan"), mock.patch.object(ForwardSm100Config, "fitted", fitted)
+        with patches[0] as seen, patches[1], jax_fa4.target_arch("sm_100a"):
             jax.block_until_ready(function(**x, implementation="emulate"))
         plan, texts, buffers = seen.call_args.args
         names = [launch.entry.startswith(f"jax_fa4_{kernel}_") for launch in plan.launches]
