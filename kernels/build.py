@@ -165,7 +165,7 @@ def _compile_preprocess_sm90(config: PreprocessConfig, options: str) -> Any:
     kernel = PreprocessSm90(config)
     PreprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     out, dout = (_array(config, config.head_dim_v) for _ in range(2))
-    extents = (cutlass.Int32(1) for _ in range(2))
+    extents = (cutlass.Int32(1) for _ in range(3))
     q_slots = cutlass.Int32(1) if config.has_cu_seqlens else None
     pointers = _pointers(config)
     arrays = Arrays(*(pointers.get(name) for name in Arrays._fields))
@@ -185,11 +185,12 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     extents = (cutlass.Int32(1) for _ in range(2))
     parts = None if config.array == "dq" else cutlass.Int32(1)
     source, scale = pointers[f"{config.array}_sum"], pointers.get("softmax_scale")
+    turn = pointers.get("dq_turn")
     packed = None
     if config.has_cu_seqlens:
         dq = GlobalRows(pointers["dq"], *(cutlass.Int64(0) for _ in range(3)))
         packed = PackedQueries(pointers["q_schedule"], dq, cutlass.Int32(1))
-    return cute.compile(kernel.launch, array, source, scale, *extents, parts, packed, options=options).artifacts
+    return cute.compile(kernel.launch, array, source, scale, turn, *extents, parts, packed, options=options).artifacts
 
 
 def _compile_scores_sm90(config: ScoresConfig, options: str) -> Any:

@@ -1,7 +1,8 @@
 """All that the three kernels of a backward are compiled from, with what follows from it.
 
-They run one after the other: preprocess makes two numbers a query and zeroes a float32 array, the main kernel adds dq
-to it and writes dk and dv, postprocess scales and rounds it. All three cut the queries into tiles of `tile_m`.
+They run one after the other: preprocess makes two numbers a query, the main kernel sums dq in a float32 array, which
+preprocess has zeroed or the first tile of keys stores, and writes dk and dv, postprocess scales and rounds dq. All
+three cut the queries into tiles of `tile_m`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class TileConfig:
     tile_m: int
     deterministic: bool = False
     has_cu_seqlens: bool = False
+    # The first tile of keys that a tile of queries sees stores dq, and others add to it. Where CTAs have several query
+    # heads, one with a shorter tile would wait for the first one's next head: preprocess zeroes dq then, unless the
+    # order matters anyway.
+    stores_dq: bool = False
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
@@ -75,10 +80,14 @@ class TileConfig:
 
     @property
     def turns(self) -> tuple[PointerParam, ...]:
-        """How many tiles of keys have been added to each warpgroup's part of each tile of dq, if the order matters."""
+        """How many tiles of keys have been added to each warpgroup's part of each tile of dq, if the order matters.
+
+        If only which is the first matters, whether that has been stored.
+        """
         tiles: Extent = "q_slots" if self.has_cu_seqlens else "q_tiles"
         dims: tuple[Extent, ...] = ("batch", "q_heads", tiles, "dq_parts")
-        return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if self.deterministic else ()
+        has_turns = self.deterministic or self.stores_dq
+        return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if has_turns else ()
 
     @property
     def is_wide(self) -> bool:
@@ -177,7 +186,7 @@ class TileConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreprocessConfig(TileConfig):
-    """A CTA makes the statistics of `tile_m` queries of one head, a thread those of one, and zeroes their dq."""
+    """A CTA makes the statistics of `tile_m` queries of one head, a thread those of one; zeroes their dq or turns."""
 
     kernel: Literal["preprocess"] = "preprocess"
 
@@ -185,6 +194,7 @@ class PreprocessConfig(TileConfig):
     def name(self) -> str:
         """What profilers show, but for a suffix."""
         suffix = "_cu_seqlens" * self.has_cu_seqlens + "_deterministic" * self.deterministic
+        suffix += "_zeros" * (not self.stores_dq)
         return f"jax_fa4_preprocess_{self.arch}_{self.dtype}_{self.dims}{suffix}"
 
     @property
@@ -209,7 +219,7 @@ class PreprocessConfig(TileConfig):
             self.dq_sum,
             *self.turns,
             *((schedule_param("q"),) if self.has_cu_seqlens else ()),
-            *(ScalarParam(name=name) for name in ("q_len", "q_heads")),
+            *(ScalarParam(name=name) for name in ("q_len", "q_heads", "kv_heads")),
             *self.slots,
         )
 
@@ -257,6 +267,7 @@ class PostprocessConfig(TileConfig):
             self.tensor_map(self.array, self.tile_m),
             self.dq_sum if self.array == "dq" else parts_param(self.array),
             *((PointerParam(name="softmax_scale", dtype="float32"),) if self.array != "dv" else ()),
+            *(self.turns if self.array == "dq" else ()),
             *(ScalarParam(name=name) for name in extents),
             *packed,
             *self.slots,
@@ -358,7 +369,7 @@ class BackwardConfig(TileConfig):
         """The kernels that make sums of the parts of dk and dv, if there are parts."""
         if not self.splits_heads:
             return ()
-        whole = dataclasses.replace(self.postprocess, tile_m=self.tile_n)
+        whole = dataclasses.replace(self.postprocess, tile_m=self.tile_n, stores_dq=False)
         head_dims = {"dk": self.head_dim, "dv": self.head_dim_v}
         return tuple(
             dataclasses.replace(whole, array=array, head_dim=d, head_dim_v=d)  # type: ignore[arg-type]

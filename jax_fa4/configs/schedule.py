@@ -82,6 +82,11 @@ class ScheduleConfig:
         return "_".join(["jax_fa4", self.kernel, self.arch, self.side, self.order, *features])
 
     @property
+    def overlaps(self) -> bool:
+        """Whether two run at the same time: those of a backward."""
+        return self.order != "tiles"
+
+    @property
     def sees_left(self) -> bool:
         """Whether a tile's rows see only some of the other side's rows before their place."""
         return self.has_left if self.side == "q" else self.has_right

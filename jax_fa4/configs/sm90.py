@@ -148,6 +148,8 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
     kind = BackwardWideConfig if is_wide else BackwardConfig
+    # the first tile that a tile of queries may see must visit it: where there are segments, only if all tiles do
+    fields["stores_dq"] = not is_wide and (spec.deterministic or not spec.mask.has_segments)
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 

@@ -1,8 +1,8 @@
 """The backward's launch plan: some kernels in one call, with scratch that is a result of the call like the gradients.
 
 schedules     offsets, lengths                           -> q_schedule, kv_schedule; only of packed sequences
-preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum
-main          q, k, v, dout, lse_log2, delta             -> dk, dv; added to dq_sum
+preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum or dq_turn
+main          q, k, v, dout, lse_log2, delta             -> dk, dv; stored in dq_sum or added to it
 postprocess   dq_sum                                     -> dq
               dk_sum, dv_sum                             -> dk, dv; only if CTAs share the query heads of a kv head
 scores        q, k, v, dout, lse_log2, delta             -> dbias, dbias_rows or dsoftcap_parts; only if asked for
@@ -79,11 +79,20 @@ def backward(
         *(buffers.key_tiles() for _ in config.key_postprocess),
         *(buffers.score_tiles(each) for each in scores),
     )
+    # whether it waits itself for the kernel ahead of it; ahead of the first are those of other calls
+    waits = (
+        *(i > 0 for i, _ in enumerate(schedules)),
+        is_packed,
+        not config.is_wide,
+        *(True for _ in (config.postprocess, *config.key_postprocess)),
+        *(False for _ in scores),
+    )
     return Plan(
         arch=config.arch,
         operands=buffers.operands,
         results=buffers.results,
         launches=tuple(
-            buffers.launch(each, kernel, grid) for each, kernel, grid in zip(configs, kernels, grids, strict=True)
+            buffers.launch(each, kernel, grid, programmatic=programmatic)
+            for each, kernel, grid, programmatic in zip(configs, kernels, grids, waits, strict=True)
         ),
     )

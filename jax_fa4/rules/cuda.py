@@ -316,7 +316,7 @@ def _backward(
         "lse_log2": ((*rows[:-1], padded), "float32"),
         "delta": ((*rows[:-1], padded), "float32"),
     }
-    if spec.deterministic:
+    if configs[0].turns:
         results["dq_turn"] = ((*rows[:-1], tiles, configs[0].dq_parts), "int32")
     if x.cu_seqlens_q is not None:
         places = {"q_schedule": tiles, "kv_schedule": key_tiles}
@@ -327,7 +327,7 @@ def _backward(
     made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, other_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
-        gradients["softmax_scale"] = of_scale(x, made["dq_sum"], tile_m)
+        gradients["softmax_scale"] = of_scale(x, _visited(made, configs[0]), tile_m)
     if "bias" in wrt:
         gradients["bias"] = of_bias(x, made, splits=target.splits)
     if "softcap" in wrt:
@@ -338,6 +338,14 @@ def _backward(
         )
         gradients["sinks"] = of_sinks(x, known["lse"], delta)
     return [gradients[name] for name in wrt]
+
+
+def _visited(made: Mapping[str, jax.Array], config: BackwardConfig) -> jax.Array:
+    """The sum of dq, with zeros in tiles of queries that see no key: kernels leave these as they are."""
+    if not config.stores_dq:
+        return made["dq_sum"]
+    visited = jnp.repeat(made["dq_turn"][..., 0] > 0, config.tile_m, axis=-1)
+    return jnp.where(visited[..., None], made["dq_sum"], 0)
 
 
 def _head_splits(x: Operands, config: BackwardConfig) -> int:

@@ -72,6 +72,19 @@ def bulk_add(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     )
 
 
+def bulk_store(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+    """cp.async.bulk: copies `size` bytes in smem to global memory; it joins the thread's bulk group."""
+    llvm.inline_asm(
+        None,
+        [target.toint().ir_value(), source.toint().ir_value()],
+        f"cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], {size};",
+        "l,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
 def cvt_pair(dtype: type[Numeric], low: Float32, high: Float32) -> Int32:
     """cvt.rn.{bf16x2,f16x2}.f32: two floats rounded to 16 bit, `low` in the lower half (PTX ISA, cvt).
 

@@ -130,6 +130,8 @@ class ScheduleKernel:
 
     @cute.kernel
     def kernel(self, arrays: Arrays, extents: Extents) -> None:
+        if cutlass.const_expr(self.config.overlaps):
+            cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         smem = cutlass.memory.SmemAllocator()
         classes = smem.allocate_tensor(Int32, cute.make_layout(CLASSES), 16)
         totals = smem.allocate_tensor(Int32, cute.make_layout(LANES), 16)
@@ -143,6 +145,8 @@ class ScheduleKernel:
             self.begin_classes(call, totals)
             cute.arch.sync_threads()
         self.go_through(call, writes=True)
+        if cutlass.const_expr(self.config.overlaps):
+            cute.arch.griddepcontrol_wait()  # who waits for this grid's end waits for that of the one ahead, too
 
     def call(self, arrays: Arrays, extents: Extents, classes: cute.Tensor) -> Call:
         """The call as the tiled side sees it."""

@@ -155,6 +155,7 @@ class SingleTile:
     kv_bytes: int  # of one key and its value
     longest_first: bool
     first_is_longest: bool = False
+    even_sections: bool = False  # their heads are a power of two: few tiles in a last, short section end unevenly
 
     def tile(self, index: Index, grid: Grid) -> Tile:
         """The tile of CTA `index`."""
@@ -178,6 +179,8 @@ class SingleTile:
     def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
         """Step, from the longest, and query head, counted over all batch entries, at `index`."""
         fits = _heads_that_fit(self.kv_bytes, grid)
+        if self.even_sections:
+            fits = _power_of_two(fits)
         section_heads = cutlass.min(fits, grid.kv_heads * grid.batch)
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
@@ -193,6 +196,14 @@ class SingleTile:
 def _heads_that_fit(kv_bytes: int, grid: Grid) -> Index:
     """KV heads whose K and V fit in L2 together, one at least."""
     return cutlass.max(divide(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
+
+
+def _power_of_two(n: Index) -> Index:
+    """The largest one up to n, which is positive."""
+    below = n  # becomes all ones
+    for shift in (1, 2, 4, 8, 16):
+        below = below | (below >> shift)
+    return below - (below >> 1)
 
 
 def _head(head: Index, group: Index, grid: Grid) -> tuple[Index, Index, Index]:

@@ -27,7 +27,9 @@ where they lie:
     dV += P^T dO   dK += dS^T Q     dQ += dS K
 
 Only dQ sums over keys: dS goes through shared memory, each warpgroup computes a 64 x 64 quarter or half of dQ over all
-keys of the tile, and a warp of its own adds it to float32 global memory. Query tiles are visited downwards:
+keys of the tile, and a warp of its own adds it to float32 global memory. With stores_dq nobody has zeroed that: the
+first tile of keys that a tile of queries sees stores dQ, and the others wait until it has. Query tiles are visited
+downwards:
 
     wg issues   | dQ(m+1) S(m) |                 | dP(m) dK(m+1) |       | dV(m) |        |
     wg computes |              | dQ(m+1) to smem |               | P(m)  |       | dS(m)  |   one wait before each
@@ -45,7 +47,7 @@ and dout have head_dim_v columns):
     lse_log2        float32*  [batch, q_heads, padded_q_len]     +inf in rows that see nothing and beyond q_len
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
     dq_sum          float32*  [batch, q_heads, padded_q_len, sum_columns]  added to
-    dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic
+    dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic or stores_dq
     kv_schedule     int32*    as core/schedule.py lists tiles, in the order "sequences"; only with has_cu_seqlens, like
     dk dv           the config's type*  [batch, kv_len, kv_heads, head_dim] by strides: their addresses, again, and
     dk_*_stride dv_*_stride   int64 each, * batch, row, head: in elements
@@ -72,7 +74,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
@@ -141,7 +143,15 @@ class Rows(NamedTuple):
     lse_log2: cute.Pointer
     delta: cute.Pointer
     dq_sum: cute.Pointer
-    dq_turn: cute.Pointer | None  # int32: only if deterministic
+    dq_turn: cute.Pointer | None  # int32
+
+
+class Turn(NamedTuple):
+    """When a part of dQ is added."""
+
+    counter: cute.Pointer  # int32: how many have been
+    place: Int32  # how many come before
+    stores: Boolean  # nobody has added, nor zeroed: what is there means nothing
 
 
 class Logits(NamedTuple):
@@ -275,9 +285,10 @@ class BackwardSm90:
         bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
         self.scheduler = SingleTile(
             tile_m=config.tile_n,
-            kv_bytes=bytes_a_query,
+            kv_bytes=2 * bytes_a_query,  # half of L2: what a section still needs when the next begins
             longest_first=config.longest_first,
             first_is_longest=True,
+            even_sections=True,
         )
         warps = WARPGROUPS * WARPGROUP_WARPS
         q_bytes, dout_bytes = config.q_bytes + config.row_bytes, config.dout_bytes + config.row_bytes
@@ -334,6 +345,9 @@ class BackwardSm90:
             for atom in maps:
                 if cutlass.const_expr(atom is not None):
                     cpasync.prefetch_descriptor(atom)
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        if cutlass.const_expr(packed is not None):
+            cute.arch.griddepcontrol_wait()  # the schedule is complete
         index = cute.arch.block_idx()[0]
         count = 0 if packed is None else read_count(packed.schedule)
         if cutlass.const_expr(packed is None):
@@ -357,6 +371,8 @@ class BackwardSm90:
         tile, grid = work.tile, work.grid
         smem = self.allocate()
         ends = make_pipelines(self.edges)
+        if cutlass.const_expr(packed is None):
+            cute.arch.griddepcontrol_wait()  # all that preprocess has written is seen
 
         if warp_index < WARPGROUP_WARPS:
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
@@ -382,7 +398,7 @@ class BackwardSm90:
         """The tile of CTA `index`, from a schedule of `count`."""
         assert packed is not None, "only packed sequences have a schedule"
         group = grid.q_heads // grid.kv_heads
-        transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
+        transposed = Grid(grid.kv_len, grid.q_len, grid.kv_heads, grid.kv_heads, grid.batch)
         position, head = self.scheduler.listed(index, count, transposed)
         found = read_tile(packed.schedule, position)
         tile = Tile(found.first_row(self.config.tile_n) // self.config.tile_n, head, head, found.batch)
@@ -394,12 +410,13 @@ class BackwardSm90:
     def work(self, inputs: Inputs, grid: Grid, parts: Parts | None, index: Int32) -> Work:
         """The tile of CTA `index`, and its share of the query heads."""
         logits = self.logits(inputs)
-        # the scheduler and the bounds see the transposed problem: tiles of keys, a head for each share of query heads
+        # the scheduler sees the transposed problem: tiles of keys, a head for each share of query heads, one of which
+        # is in L2 at a time
         group = heads = grid.q_heads // grid.kv_heads
         shares = grid.kv_heads
         if parts is not None:
             heads, shares = divide(group + (parts.count - 1), parts.count), grid.kv_heads * parts.count
-        transposed = Grid(grid.kv_len, grid.q_len * heads, shares, shares, grid.batch)
+        transposed = Grid(grid.kv_len, grid.q_len, shares, shares, grid.batch)
         tile = self.scheduler.tile(index, transposed)
         first_head, split = tile.q_head * group, 0
         if parts is not None:
@@ -926,41 +943,71 @@ class BackwardSm90:
         for h in cutlass.range(work.heads, unroll=1):
             for i in cutlass.range(visit.num_n_blocks, unroll=1):
                 m_block = visit.first - i
+                tile = work.q_tile(work.first_head + h, m_block)
+                target = rows.dq_sum + (tile * config.dq_tile_floats + wg * config.dq_part_floats)
                 cute.arch.barrier_arrive(barrier_id=NamedBarrierId.DQ_EMPTY + wg, number_of_threads=HANDOVER)
+                turn = self.take_turn(rows, tile * config.dq_parts + wg, m_block, work)
                 cute.arch.barrier(barrier_id=NamedBarrierId.DQ_FULL + wg, number_of_threads=HANDOVER)
                 cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what the warpgroup wrote
                 if cute.arch.lane_idx() == 0:
-                    tile = work.q_tile(work.first_head + h, m_block)
-                    turn = self.take_turn(rows, tile * config.dq_parts + wg, m_block, work)
-                    size = self.part_bytes(wg)
-                    if cutlass.const_expr(size > 0):
-                        target = rows.dq_sum + (tile * config.dq_tile_floats + wg * config.dq_part_floats)
-                        ptx.bulk_add(target, smem.dq[None, wg].iterator, size)
-                    cute.arch.cp_async_bulk_commit_group()
-                    # at last the sum has left smem, or if deterministic has arrived
-                    cute.arch.cp_async_bulk_wait_group(0, read=turn is None)
-                    if cutlass.const_expr(turn is not None):
-                        ptx.red_release_inc(turn)
+                    if cutlass.const_expr(turn is None):
+                        self.add(target, smem, wg)
+                        cute.arch.cp_async_bulk_wait_group(0, read=True)  # the sum has left smem
+                    else:
+                        self.add_in_turn(target, turn, smem, wg)
                 cute.arch.sync_warp()
+
+    @cute.jit
+    def take_turn(self, rows: Rows, part: Int64, m_block: Int32, work: Work) -> Turn | None:
+        """Waits until all tiles of earlier keys have added to a part of dQ, or the first if any order will do.
+
+        Their CTAs come earlier in the grid, so they run or have run.
+        """
+        turn = None
+        if cutlass.const_expr(rows.dq_turn is not None):
+            counter, place, count = rows.dq_turn + part, work.tile.m_block - self.first_tile(m_block, work), Int32(0)
+            if cute.arch.lane_idx() == 0:
+                count = ptx.ld_acquire(counter)
+                if cutlass.const_expr(self.config.deterministic):
+                    while count != place:
+                        count = ptx.ld_acquire(counter)
+                else:
+                    while (count == 0) & (place > 0):
+                        count = ptx.ld_acquire(counter)
+            cute.arch.sync_warp()
+            turn = Turn(counter, place, count == 0)
+        return turn
+
+    @cute.jit
+    def add_in_turn(self, target: cute.Pointer, turn: Turn, smem: Smem, wg: cutlass.Constexpr) -> None:
+        """Stores warpgroup wg's part of dQ or adds it, and counts it where somebody waits for it."""
+        config = self.config
+        if turn.stores:
+            self.store(target, smem, wg)
+            cute.arch.cp_async_bulk_wait_group(0, read=False)  # it has arrived
+            ptx.red_release_inc(turn.counter)
+        else:
+            self.add(target, smem, wg)
+            cute.arch.cp_async_bulk_wait_group(0, read=not config.deterministic)  # it has left smem, or has arrived
+            if cutlass.const_expr(config.deterministic):
+                ptx.red_release_inc(turn.counter)
+
+    def add(self, target: cute.Pointer, smem: Smem, wg: int) -> None:
+        """Starts to add warpgroup wg's part of dQ."""
+        if size := self.part_bytes(wg):
+            ptx.bulk_add(target, smem.dq[None, wg].iterator, size)
+        cute.arch.cp_async_bulk_commit_group()
+
+    def store(self, target: cute.Pointer, smem: Smem, wg: int) -> None:
+        """Starts to store it."""
+        if size := self.part_bytes(wg):
+            ptx.bulk_store(target, smem.dq[None, wg].iterator, size)
+        cute.arch.cp_async_bulk_commit_group()
 
     def part_bytes(self, wg: int) -> int:
         """Of a warpgroup's part of a tile of dQ, without columns beyond head_dim."""
         first_column = wg * SLAB if self.query_slabs == 1 else 0
         return min(max(self.config.sum_columns - first_column, 0), SLAB) * SLAB * Float32.width // 8
-
-    @cute.jit
-    def take_turn(self, rows: Rows, part: Int64, m_block: Int32, work: Work) -> cute.Pointer | None:
-        """Waits until all tiles of earlier keys have added to a part of dQ, if deterministic.
-
-        Their CTAs come earlier in the grid, so they run or have run. Returns where turns are counted.
-        """
-        turn = None
-        if cutlass.const_expr(rows.dq_turn is not None):
-            turn = rows.dq_turn + part
-            own = work.tile.m_block - self.first_tile(m_block, work)
-            while ptx.ld_acquire(turn) != own:
-                pass
-        return turn
 
     def first_tile(self, m_block: Int32, work: Work) -> Int32 | int:
         """The first tile of keys that a tile of queries sees some of: those from there on visit it, if they see it."""
@@ -991,7 +1038,7 @@ class BackwardSm90:
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         barrier = NamedBarrierId.STORE + wg
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
-        is_whole = cutlass.Boolean(True)
+        is_whole = Boolean(True)
         if cutlass.const_expr(packed is not None):
             rows = self.rows_left(work, first_row)
             is_whole = rows >= WARPGROUP_ROWS

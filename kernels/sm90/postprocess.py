@@ -7,6 +7,8 @@ A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConf
     dq             map       (head_dim, q_len, q_heads, batch)   box (64, tile_m, 1, 1), swizzle 128 bytes
     dq_sum         float32*  [batch, q_heads, padded_q_len, sum_columns]
     softmax_scale  float32*  one element
+    dq_turn        int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only with stores_dq: 0 where no key has
+                             been visited, so that dq is 0 whatever dq_sum holds
     q_len q_heads  int32 each
     q_schedule     int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens, like
     dq             the config's type*  [batch, q_len, q_heads, head_dim] by strides: its address, again, and
@@ -38,7 +40,7 @@ from ..core.packed import SlotRows, slot_rows
 from ..core.rows import GlobalRows
 from ..core.tma import Corner, partition
 from . import mma
-from .rows import store_rows
+from .rows import last_first, store_rows
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PostprocessConfig
@@ -62,6 +64,7 @@ class Source(NamedTuple):
     """A tile in float32, or several of which the sum is meant."""
 
     tile: cute.Pointer
+    turn: cute.Pointer | None  # of its first part; None: all are meant
     scale: Float32
     parts: Int32 | None  # None: one
     part_floats: Int64  # from one to the next
@@ -81,6 +84,7 @@ class PostprocessSm90:
         dq: cute.Tensor,
         dq_sum: cute.Pointer,
         softmax_scale: cute.Pointer | None,
+        dq_turn: cute.Pointer | None,
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
@@ -91,7 +95,7 @@ class PostprocessSm90:
         layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
         store = cpasync.CopyBulkTensorTileS2GOp()
         dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, self.columns))
-        self.kernel(dq_map, dq_sum, softmax_scale, q_len, q_heads, parts, packed).launch(
+        self.kernel(dq_map, dq_sum, softmax_scale, dq_turn, q_len, q_heads, parts, packed).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
 
@@ -101,19 +105,25 @@ class PostprocessSm90:
         dq_map: cute.CopyAtom,
         dq_sum: cute.Pointer,
         softmax_scale: cute.Pointer | None,
+        dq_turn: cute.Pointer | None,
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
         packed: PackedQueries | None,
     ) -> None:
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        cute.arch.griddepcontrol_wait()  # the sums are complete
         tile_m = self.config.tile_m
         m_blocks = (q_len + (tile_m - 1)) // tile_m if packed is None else packed.q_slots
-        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
-        m_block = cute.arch.block_idx()[0] - head * m_blocks
+        index = last_first()  # what has been summed last is still in L2
+        head = index // m_blocks  # over all of the batch
+        m_block = index - head * m_blocks
         batch = head // q_heads
         scale = Float32(1.0) if softmax_scale is None else cute.make_tensor(softmax_scale, cute.make_layout(1))[0]
+        tile = Int64(head if parts is None else head * parts) * m_blocks + m_block
         source = Source(
-            dq_sum + (Int64(head if parts is None else head * parts) * m_blocks + m_block) * self.config.dq_tile_floats,
+            dq_sum + tile * self.config.dq_tile_floats,
+            None if dq_turn is None else dq_turn + tile * self.config.dq_parts,
             scale,
             parts,
             Int64(m_blocks) * self.config.dq_tile_floats,
@@ -183,6 +193,8 @@ class PostprocessSm90:
             values = cute.make_rmem_tensor((VECTOR, blocks), Float32)
             for block in range(blocks):
                 values[None, block].store(self.block(source.tile, first + block).load())
+            if cutlass.const_expr(source.turn is not None):
+                self.clear_unless(values, source.turn)
             if cutlass.const_expr(source.parts is not None):
                 for part in cutlass.range(1, source.parts, unroll=1):
                     for block in cutlass.range_constexpr(blocks):
@@ -198,6 +210,12 @@ class PostprocessSm90:
                 for half in range(2):
                     pair = tile.iterator + mma.swizzled(row + 8 * half, column, config.tile_m)
                     cute.make_tensor(pair.align(4), cute.make_layout(2)).store(rounded[None, half].load())
+
+    @cute.jit
+    def clear_unless(self, values: cute.Tensor, turn: cute.Pointer) -> None:
+        """Zeroes what nobody has stored."""
+        if cute.make_tensor(turn, cute.make_layout(1))[0] == 0:
+            values.fill(0.0)
 
     def block(self, dq_tile: cute.Pointer, block: int) -> cute.Tensor:
         """The thread's four floats of a block of eight columns: two in its first query, then in its second."""

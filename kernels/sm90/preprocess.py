@@ -2,7 +2,8 @@
 
     lse_log2 = lse * log2(e)                    +inf where lse is -inf and beyond q_len: there every weight becomes 0
     delta    = sum(out * dout) - dlse           0 there
-    dq_sum   = 0
+    dq_sum   = 0                                unless the main kernel stores what comes first
+    dq_turn  = 0                                if it counts what has been added, but 1 where it need not store
 
 A CTA has a thread for each of its tile_m queries of one head. Parameters in order, as `PreprocessConfig.params` lists
 them:
@@ -11,9 +12,9 @@ them:
     lse, dlse   float32*  [batch, q_heads, q_len]
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
     dq_sum      float32*  [batch, q_heads, padded_q_len, sum_columns]
-    dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts] zeros; only if deterministic
+    dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic or stores_dq
     q_schedule  int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens
-    q_len q_heads     int32 each
+    q_len q_heads kv_heads   int32 each
     q_slots     int32     places of a batch entry's tiles; only with has_cu_seqlens
 
 Grid (ceil(q_len / tile_m) * q_heads * batch, 1, 1), block (tile_m, 1, 1). With has_cu_seqlens a tile is one of a packed
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.barriers import Edge, make_pipelines
@@ -35,6 +36,7 @@ from ..core.packed import SlotRows, slot_rows
 from ..core.softmax import LOG2_E
 from ..core.tma import Corner, fetch
 from . import mma
+from .rows import last_first
 
 if TYPE_CHECKING:
     from jax_fa4.configs import PreprocessConfig
@@ -57,6 +59,16 @@ class Arrays(NamedTuple):
     q_schedule: cute.Pointer | None
 
 
+class Tile(NamedTuple):
+    """Where a tile lies."""
+
+    index: Int32  # among all
+    batch: Int32
+    head: Int32  # query head, over all of the batch
+    q_head: Int32
+    is_grouped: Boolean  # query heads share kv heads: they need zeros to add to, unless the order matters
+
+
 class PreprocessSm90:
     """The preprocess kernel of one config. `launch` is compiled for its device code only."""
 
@@ -74,6 +86,7 @@ class PreprocessSm90:
         arrays: Arrays,
         q_len: Int32,
         q_heads: Int32,
+        kv_heads: Int32,
         q_slots: Int32 | None,
     ) -> None:
         """`out` and `dout` are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
@@ -83,7 +96,7 @@ class PreprocessSm90:
         block = (config.tile_m, config.v_columns)
         out_map, _ = cpasync.make_tiled_tma_atom(load, out, layout, block)
         dout_map, _ = cpasync.make_tiled_tma_atom(load, dout, layout, block)
-        self.kernel(out_map, dout_map, arrays, q_len, q_heads, q_slots).launch(
+        self.kernel(out_map, dout_map, arrays, q_len, q_heads, kv_heads, q_slots).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
 
@@ -95,19 +108,25 @@ class PreprocessSm90:
         arrays: Arrays,
         q_len: Int32,
         q_heads: Int32,
+        kv_heads: Int32,
         q_slots: Int32 | None,
     ) -> None:
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        if cutlass.const_expr(q_slots is not None):
+            cute.arch.griddepcontrol_wait()  # the schedule is complete
         m_blocks = (q_len + (self.config.tile_m - 1)) // self.config.tile_m if q_slots is None else q_slots
-        head = cute.arch.block_idx()[0] // m_blocks  # over all of the batch
-        m_block = cute.arch.block_idx()[0] - head * m_blocks
+        index = last_first()  # the main kernel finds in L2 what it begins with
+        head = index // m_blocks  # over all of the batch
+        m_block = index - head * m_blocks
         batch = head // q_heads
+        tile = Tile(index, batch, head, head - batch * q_heads, q_heads > kv_heads)
         if cutlass.const_expr(q_slots is None):
             rows = SlotRows(0, q_len, q_len, m_block * self.config.tile_m)
-            self.prepare(out_map, dout_map, arrays, rows, q_len, batch, head, head - batch * q_heads)
+            self.prepare(out_map, dout_map, arrays, rows, q_len, tile)
         else:
             rows = slot_rows(arrays.q_schedule, batch * m_blocks + m_block, q_len, self.config.tile_m)
             if rows.first < rows.room:
-                self.prepare(out_map, dout_map, arrays, rows, q_len, batch, head, head - batch * q_heads)
+                self.prepare(out_map, dout_map, arrays, rows, q_len, tile)
 
     @cute.jit
     def prepare(
@@ -117,12 +136,10 @@ class PreprocessSm90:
         arrays: Arrays,
         rows: SlotRows,
         q_len: Int32,
-        batch: Int32,
-        head: Int32,
-        q_head: Int32,
+        tile: Tile,
     ) -> None:
-        """The tile's two numbers a query, and zeros. `head` counts those of all the batch."""
-        config, tile = self.config, Int64(cute.arch.block_idx()[0])
+        """The tile's two numbers a query, and zeros."""
+        config, index = self.config, Int64(tile.index)
         smem = cutlass.memory.SmemAllocator()
         layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
         out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
@@ -130,25 +147,30 @@ class PreprocessSm90:
         producer, consumer = make_pipelines(self.edges)["rows"]
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             slot = producer.acquire()
-            corner = Corner(rows.begin + rows.first, q_head, batch)
+            corner = Corner(rows.begin + rows.first, tile.q_head, tile.batch)
             for atom, target in ((out_map, out), (dout_map, dout)):
                 fetch(atom, (config.tile_m, config.v_columns), corner, target[None, None, 0], slot)
-        self.clear(arrays.dq_sum + tile * config.dq_tile_floats)
+        if cutlass.const_expr(not (config.stores_dq and config.deterministic)):
+            is_needed = tile.is_grouped if config.stores_dq else Boolean(True)
+            self.clear(arrays.dq_sum + index * config.dq_tile_floats, is_needed)
 
         thread = cute.arch.thread_idx()[0]
         row = rows.first + thread
         if cutlass.const_expr(arrays.dq_turn is not None):
-            self.clear_turns(arrays.dq_turn, tile, thread)
+            turn = Int32(0)
+            if cutlass.const_expr(not config.deterministic):
+                turn = Int32(tile.is_grouped)
+            self.set_turns(arrays.dq_turn, index, thread, turn)
         lse, dlse = Float32(-Float32.inf), Float32(0.0)
         if row < rows.length:
-            element = Int64(head) * q_len + rows.begin + row
+            element = Int64(tile.head) * q_len + rows.begin + row
             lse = cute.make_tensor(arrays.lse + element, cute.make_layout(1))[0]
             dlse = cute.make_tensor(arrays.dlse + element, cute.make_layout(1))[0]
         consumer.wait()  # out and dout have landed
         delta = self.dot(out, dout, thread) - dlse
 
         empty = lse == -Float32.inf
-        element = tile * config.tile_m + thread
+        element = index * config.tile_m + thread
         lse_log2 = cute.make_tensor(arrays.lse_log2 + element, cute.make_layout(1))
         lse_log2[0] = Float32(cutlass.select_(empty, Float32(Float32.inf), lse * LOG2_E))
         row_delta = cute.make_tensor(arrays.delta + element, cute.make_layout(1))
@@ -165,19 +187,21 @@ class PreprocessSm90:
         return total
 
     @cute.jit
-    def clear_turns(self, dq_turn: cute.Pointer, tile: Int64, thread: Int32) -> None:
-        """Nothing has been added to any warpgroup's part of the tile's dq."""
+    def set_turns(self, dq_turn: cute.Pointer, tile: Int64, thread: Int32, turn: Int32) -> None:
+        """So much has been added to every warpgroup's part of the tile's dq."""
         if thread < self.config.dq_parts:
-            turn = cute.make_tensor(dq_turn + (tile * self.config.dq_parts + thread), cute.make_layout(1))
-            turn[0] = Int32(0)
+            turns = cute.make_tensor(dq_turn + (tile * self.config.dq_parts + thread), cute.make_layout(1))
+            turns[0] = turn
 
-    def clear(self, dq_tile: cute.Pointer) -> None:
+    @cute.jit
+    def clear(self, dq_tile: cute.Pointer, is_needed: Boolean) -> None:
         """Zeroes the tile's dq, neighbouring threads at neighbouring addresses."""
-        zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
-        zeros.fill(0.0)
-        for i in range(self.config.sum_columns // FLOAT_VECTOR):
-            offset = (i * self.config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
-            _vector(dq_tile, offset, FLOAT_VECTOR).store(zeros.load())
+        if is_needed:
+            zeros = cute.make_rmem_tensor(FLOAT_VECTOR, Float32)
+            zeros.fill(0.0)
+            for i in cutlass.range_constexpr(self.config.sum_columns // FLOAT_VECTOR):
+                offset = (i * self.config.threads + cute.arch.thread_idx()[0]) * FLOAT_VECTOR
+                _vector(dq_tile, offset, FLOAT_VECTOR).store(zeros.load())
 
 
 def _vector(pointer: cute.Pointer, offset: Int32 | Int64, count: int) -> cute.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of a tile in shared memory that are stored one by one, where TMA would write those of another sequence."""
+"""Which rows a CTA has, and how it stores them one by one, where TMA would write those of another sequence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from cutlass import Int32, Int64
 
 from . import mma
 
-__all__ = ["store_rows"]
+__all__ = ["last_first", "store_rows"]
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 VECTOR = 8  # 16-bit elements in 16 bytes
+
+
+def last_first() -> Int32:
+    """The tile of the CTA, where those that start first have the last ones."""
+    return cute.arch.grid_dim()[0] - 1 - cute.arch.block_idx()[0]
 
 
 @cute.jit

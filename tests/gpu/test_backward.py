@@ -12,6 +12,8 @@ import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
+from .busy import busy_stream
+
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129, 1000, 2049)
@@ -200,6 +202,35 @@ def test_deterministic_gradients_are_the_same_bits_in_every_run(feature):
     assert_close(first, x, dout, dlse, "bfloat16")
     for _ in range(200):
         assert all(jax.tree.map(lambda a, b: bool((a == b).all()), pull(*arrays), first))
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [{}, {"head_dim": 64, "causal": True}, {"causal": True, "kv_heads": 1, "group": 32}, {"head_dim": 256}],
+    ids=["d128", "d64-causal", "shared-heads", "d256"],
+)
+def test_deterministic_gradients_are_the_same_bits_beside_a_busy_stream(feature):
+    x = testing.random(Cell(**{**FEATURE, "q": 1000, "k": 1500, "kv_heads": 8, "batch": (1,), **feature}))
+    dout, dlse = cotangents(x)
+    options = {"causal": feature.get("causal", False), "deterministic": True}
+
+    @jax.jit
+    def pull(arrays):
+        return jax.vjp(functools.partial(kernel, **options), *arrays)[1]((jnp.asarray(dout), jnp.asarray(dlse)))
+
+    @jax.jit
+    def unequal(found, expected):
+        return sum((a != b).sum() for a, b in zip(found, expected, strict=True))
+
+    arrays = [jnp.asarray(x[name]) for name in "qkv"]
+    expected = jax.block_until_ready(pull(arrays))
+    assert_close(expected, x, dout, dlse, "bfloat16")
+    assert unequal(pull(arrays), expected) == 0
+    with busy_stream() as stream:
+        for _ in range(20):
+            with stream.working():
+                differences = jax.block_until_ready([unequal(pull(arrays), expected) for _ in range(10)])
+            assert sum(map(int, differences)) == 0
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "sinks"])

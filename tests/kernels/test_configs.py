@@ -123,9 +123,9 @@ def test_a_deterministic_backward_counts_turns_and_visits_every_tile():
     mask = MaskSpec(has_segments=True)
     config = backward_config(spec(mask=mask, deterministic=True), "sm_90a")
     names = [[param.name for param in kernel.params] for kernel in config.kernels]
-    assert ["dq_turn" in each for each in names] == [True, True, False]
+    assert ["dq_turn" in each for each in names] == [True, True, True]
     assert "query_blocks" not in names[1]
-    assert config.postprocess == backward_config(spec(mask=mask), "sm_90a").postprocess
+    assert not backward_config(spec(mask=mask), "sm_90a").turns  # there nobody knows who comes first
 
 
 @pytest.mark.parametrize(("head_dims", "ctas"), [((128, 128), 1), ((192, 128), 2), ((64, 136), 2)], ids=str)

@@ -18,15 +18,19 @@ GRIDS = [
 ]
 
 
-def order(grid, longest_first):
-    tiles = SingleTile(tile_m=TILE_M, kv_bytes=512, longest_first=longest_first)
+def order(grid, longest_first, even_sections=False):
+    tiles = SingleTile(tile_m=TILE_M, kv_bytes=512, longest_first=longest_first, even_sections=even_sections)
     count = -(-grid.q_len // TILE_M) * grid.q_heads * grid.batch
     return [tiles.tile(index, grid) for index in range(count)]
 
 
-@pytest.mark.parametrize("longest_first", [False, True], ids=["plain", "longest-first"])
+@pytest.mark.parametrize(
+    ("longest_first", "even_sections"),
+    [(False, False), (True, False), (True, True)],
+    ids=["plain", "longest-first", "even-sections"],
+)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_tile_is_computed_once(grid, longest_first):
+def test_every_tile_is_computed_once(grid, longest_first, even_sections):
     group = grid.q_heads // grid.kv_heads
     expected = {
         Tile(m_block, head, head // group, batch)
@@ -34,7 +38,7 @@ def test_every_tile_is_computed_once(grid, longest_first):
         for head in range(grid.q_heads)
         for batch in range(grid.batch)
     }
-    found = order(grid, longest_first)
+    found = order(grid, longest_first, even_sections)
     assert set(found) == expected
     assert len(found) == len(expected)
 
@@ -58,6 +62,13 @@ def test_a_section_holds_as_many_heads_as_fit_in_l2():
     tiles = order(Grid(q_len=256, kv_len=kv_len, q_heads=4, kv_heads=4, batch=1), longest_first=True)
     assert [(tile.kv_head, tile.m_block) for tile in tiles[:4]] == [(0, 1), (1, 1), (0, 0), (1, 0)]
     assert [tile.kv_head for tile in tiles[4:]] == [2, 3, 2, 3]
+
+
+@pytest.mark.parametrize(("fitting", "heads"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (100, 11)])
+def test_even_sections_hold_the_power_of_two_of_heads_that_fits(fitting, heads):
+    kv_len = scheduler.L2_BUDGET // 512 // fitting
+    tiles = order(Grid(q_len=256, kv_len=kv_len, q_heads=11, kv_heads=11, batch=1), True, even_sections=True)
+    assert [tile.kv_head for tile in tiles[: 2 * heads]] == [*range(heads)] * 2
 
 
 def test_plain_order_finishes_a_head_before_the_next():
