@@ -81,6 +81,15 @@ class BackwardWideConfig(BackwardConfig):
         return True
 
     @property
+    def keys_first(self) -> bool:
+        """Whether dk += ds q comes before dp, not beside the computation of ds: q's slot is free the sooner.
+
+        A third stage of q hides its copy, and the other order then gives 1.07 to 1.10; with two this one does (H200,
+        2026-11-30: d256 1.07 and 1.08 at 4k and 16k, causal 1.08 and 1.07).
+        """
+        return self.q_stages == 2
+
+    @property
     def accumulator_registers(self) -> int:
         """Of a thread of the warpgroup that needs most: dk or dv, s or dp, p or ds in 16 bit."""
         elements = max(self.columns, self.v_columns) + self.tile_m + self.tile_m // 2

@@ -740,21 +740,36 @@ class BackwardWideSm90:
         warpgroup.fence()
         self.issue_dweights(fragments, walk)
         warpgroup.wait_group(0)
-        return self.differentiate(fragments, smem, exchange, walk._replace(m_block=m_block), work, first=True)
+        return self.differentiate(fragments, smem, exchange, walk._replace(m_block=m_block), work, dk_runs=False)
 
     @cute.jit
     def next_dscores(
         self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, m_block: Int32
     ) -> Walk:
-        """dP of tile m, then its dS beside dK of tile m+1."""
+        """dK of tile m+1, dP and dS of tile m."""
         walk.q.wait()  # Q(m+1) has landed
-        walk.dout.wait()  # dO(m) has landed
-        warpgroup.fence()
-        self.issue_dweights(fragments, walk)
-        self.issue_keys(fragments, walk)
+        if cutlass.const_expr(self.config.keys_first):
+            warpgroup.fence()
+            self.issue_keys(fragments, walk)
+            walk.dout.wait()  # dO(m) has landed
+            self.issue_dweights(fragments, walk)
+            warpgroup.wait_group(1)  # dK(m+1) is complete; dP(m) may still run
+            self.free_queries(walk)
+            warpgroup.wait_group(0)
+        else:
+            walk.dout.wait()  # dO(m) has landed
+            warpgroup.fence()
+            self.issue_dweights(fragments, walk)
+            self.issue_keys(fragments, walk)
+            warpgroup.wait_group(1)  # dP(m) is complete; dK(m+1) may still run
         walk = walk._replace(m_block=m_block, turn=walk.turn + 1)
-        warpgroup.wait_group(1)  # dP(m) is complete; dK(m+1) may still run
-        return self.differentiate(fragments, smem, exchange, walk, work, first=False)
+        dk_runs = not self.config.keys_first
+        return self.differentiate(fragments, smem, exchange, walk, work, dk_runs=dk_runs)
+
+    def free_queries(self, walk: Walk) -> None:
+        """dK of the tile is complete: the registers of its dS are free. Signals: q.empty."""
+        release(walk.q, CLUSTER)
+        walk.q.advance()
 
     @cute.jit
     def last_dscores(self, fragments: Scores, walk: Walk) -> Walk:
@@ -763,14 +778,13 @@ class BackwardWideSm90:
         warpgroup.fence()
         self.issue_keys(fragments, walk)
         warpgroup.wait_group(0)
-        release(walk.q, CLUSTER)
-        walk.q.advance()
+        self.free_queries(walk)
         return walk._replace(turn=walk.turn + 1)
 
     def differentiate(
-        self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, *, first: bool
+        self, fragments: Scores, smem: Smem, exchange: Exchange, walk: Walk, work: Work, *, dk_runs: bool
     ) -> Walk:
-        """dS of the tile in work, for both CTAs; unless `first`, dK(m+1) ends meanwhile.
+        """dS of the tile in work, for both CTAs; meanwhile dK(m+1) ends, if it still runs.
 
         Waits: weights. Signals: ds.full.
         """
@@ -791,10 +805,9 @@ class BackwardWideSm90:
                 for c in range(2):
                     dweights[r, 2 * block + c] = weights[c] * (dweights[r, 2 * block + c] - delta[c])
             words = words[2:]
-        if not first:
-            warpgroup.wait_group(0)  # dK(m+1) is complete: the registers of dS(m+1) are free
-            release(walk.q, CLUSTER)
-            walk.q.advance()
+        if dk_runs:
+            warpgroup.wait_group(0)
+            self.free_queries(walk)
         for block in range(blocks):
             for r in range(2):
                 pair = ptx.cvt_pair(self.dtype, dweights[r, 2 * block], dweights[r, 2 * block + 1])
