@@ -61,6 +61,13 @@ def test_every_product_is_a_wgmma_and_none_is_issued_twice(spec):
     assert resources(spec).count("HGMMA") == expected
 
 
+@specs
+def test_products_run_side_by_side(spec):
+    """An assembler that is short of registers waits behind each of them, though nothing spills."""
+    found = resources(spec)
+    assert found.count("WARPGROUP") < found.count("HGMMA")  # fences before, waits behind
+
+
 def wide_products(config, loops):
     """The warpgroup of the weights has the spans' loops, those of dS and dQ one; instructions take 192 columns."""
     dk, dv = (config.tile_m // 16 * (1 if columns <= 192 else 2) for columns in (config.columns, config.v_columns))
