@@ -84,7 +84,7 @@ class BackwardWideConfig(BackwardConfig):
     def keys_first(self) -> bool:
         """Whether dk += ds q comes before dp, not beside the computation of ds: q's slot is free the sooner.
 
-        A third stage of q hides its copy, and the other order then gives 1.07 to 1.10; with two this one does (H200,
+        A third stage of q hides its copy, and the other order then gives 1.06 to 1.10; with two this one does (H200,
         2026-11-30: d256 1.07 and 1.08 at 4k and 16k, causal 1.08 and 1.07).
         """
         return self.q_stages == 2

@@ -93,8 +93,9 @@ DENSE_AND_SOFTCAP = {
     (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
-# Head dims beyond 128, against an earlier scheme in which two CTAs computed the same weights (H200, full and causal):
-# d256 1.28 and 1.23 at 1k, 1.43 and 1.38 at 4k, 1.46 and 1.42 at 16k; d192 1.60 and 1.58; (192, 128) 1.40 and 1.41.
+# Head dims beyond 128 (H200, 2026-11-30, full at 4k and causal at 16k): a third stage of Q gives 1.35 and 1.36 at d192,
+# 1.33 and 1.43 at (192, 128); a second one of dS, with two of Q, 0.99 and 0.98, 1.00 and 0.94. At d256 dO in three
+# halves, which leaves room for a second stage of dS, gave 0.78 and 0.81.
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
