@@ -202,6 +202,30 @@ def test_gradients_of_sharded_batch_and_heads_need_no_communication():
     assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", hlo)
 
 
+@pytest.mark.matrix
+@needs_plugin
+@pytest.mark.parametrize(
+    ("shape", "spec", "made", "reduced"),
+    [
+        ((4, 8, 200, 333), P("d", "m"), "bf16[2,2,2,200,333]", []),
+        ((200, 333), P(), "bf16[2,2,2,200,333]", ["f32[200,333]"]),
+        ((4, 1, 1, 333), P("d"), "f32[2,2,2,333]", ["f32[2,333]"]),
+    ],
+    ids=["of-each-head", "of-all", "of-keys"],
+)
+def test_devices_sum_their_gradients_of_a_bias_that_they_share(shape, spec, made, reduced):
+    def run(q, k, v, bias, dout):
+        return jax.vjp(lambda bias: causal(q, k, v, bias=bias), bias)[1](dout)
+
+    heads = P("d", None, "m")
+    arrays = ((4, *Q[1:]), (4, *KV[1:]), (4, *KV[1:]), shape, (4, *Q[1:]))
+    mesh = h200.mesh((2, 2), ("d", "m"))
+    hlo = compiled(run, *arrays, mesh=mesh, specs=[heads, heads, heads, spec, heads])
+    assert made in calls(hlo)[-1][0]
+    assert not re.search(r"all-gather|all-to-all|collective-permute", hlo)
+    assert re.findall(r"= (\S+?)\{\S+ all-reduce(?:-start)?\(", hlo) == reduced
+
+
 def test_gradients_without_a_kernel_say_why():
     support.warn_fallback.cache_clear()
     reason = "gradient kernel for a scale, softcap or window that vmap maps"
