@@ -32,7 +32,7 @@ FEATURES = [
     {"bias": "full", "window": (150, 60)},
     {"bias": "shared", "softcap": 20.0, "q_lengths": (20, 333), "kv_lengths": (500, 127)},
     {"bias": "keys", "softcap": 5.0, "segments": 4, "head_dim": 64},
-    {"bias": "full", "mask": "keys", "sinks": True, "softmax_scale": -0.1, "layout": "BNTH"},
+    {"bias": "full", "mask": "keys", "sinks": True, "softmax_scale": 4.0, "layout": "BNTH"},
     {"bias": "shared", "softcap": 3.0, "mask": "full", "segments": 2, "sinks": True, "window": (200, 100)}
     | {"q_lengths": (333, 128), "kv_lengths": (400, 500), "q_offset": 10},
 ]
