@@ -10,6 +10,9 @@ from jax_fa4.configs.backward import WARPGROUPS, BackwardConfig, PostprocessConf
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
     MMA_COLUMNS,
+    REGISTER_FILE,
+    REGISTER_LIMIT,
+    REGISTER_STEP,
     SMEM_LIMIT,
     WARPGROUP,
     WARPGROUP_ROWS,
@@ -24,7 +27,6 @@ from jax_fa4.configs.schedule import ScheduleConfig, schedule_param
 __all__ = ["Config", "ScoresConfig", "score_configs"]
 
 FLOAT_BYTES = 4
-PRODUCER_THREADS = 32
 WARPS = WARPGROUPS * WARPGROUP // 32  # that compute
 WARP_ROWS = WARPGROUP_ROWS * 32 // WARPGROUP
 STAGED_PITCH = 40  # floats from one of its rows to the next: writes of neighbouring rows go to different banks
@@ -75,8 +77,19 @@ class ScoresConfig(TileConfig):
 
     @property
     def threads(self) -> int:
-        """Of a CTA: consumers first, then the warp that loads."""
-        return WARPGROUPS * WARPGROUP + PRODUCER_THREADS
+        """Of a CTA: consumers first, then the producer warpgroup."""
+        return (1 + WARPGROUPS) * WARPGROUP
+
+    @property
+    def producer_registers(self) -> int:
+        """A thread of the producer warpgroup keeps so many: addresses of lengths and windows, beside ring states."""
+        return 40
+
+    @property
+    def consumer_registers(self) -> int:
+        """A consumer thread gets so many."""
+        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // WARPGROUPS
+        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
 
     @property
     def columns(self) -> int:

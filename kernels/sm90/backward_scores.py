@@ -38,7 +38,7 @@ Parameters in order, as `ScoresConfig.params` lists them (maps as in the backwar
 
 Grid (ceil(kv_len / 128) * query_shares * bias_heads * bias_batches, 1, 1) if tiles, else (ceil(kv_len / 128) * q_heads
 * batch, 1, 1); with has_cu_seqlens (places in the schedule * q_heads, 1, 1), lse_log2 and delta have q_slots tiles and
-dsoftcap_parts a number for each place. Block (288, 1, 1).
+dsoftcap_parts a number for each place. Block (384, 1, 1).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ WARPS = WARPGROUPS * WARPGROUP_WARPS
 WARP_ROWS = 16
 COLUMNS = 16  # of a thread, in each of its two rows of scores
 HALF = COLUMNS // 2
-LOAD_WARP = WARPS  # behind those that compute
+LOAD_WARP = WARPS  # of the warpgroup behind those that compute, whose other warps only give their registers away
 STAGED_PITCH = 40
 NONE = -1
 
@@ -261,9 +261,12 @@ class BackwardScoresSm90:
             work = self.head(inputs, grid, index)
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        if warp_index == LOAD_WARP:
-            self.load(maps, smem, Producers(*(ends[name][0] for name in Producers._fields)), work)
+        if warp_index >= WARPS:
+            cute.arch.setmaxregister_decrease(self.config.producer_registers)
+            if warp_index == LOAD_WARP:
+                self.load(maps, smem, Producers(*(ends[name][0] for name in Producers._fields)), work)
         else:
+            cute.arch.setmaxregister_increase(self.config.consumer_registers)
             walk = Walk(**{name: ends[name][1] for name in ("q", "dout", "k", "v")}, entry=Int32(NONE))
             self.consume(smem, walk, rows, result, work, warp_index // WARPGROUP_WARPS)
 
@@ -440,7 +443,9 @@ class BackwardScoresSm90:
         start = work.n_block * config.tile_n + wg * WARPGROUP_ROWS
         features = Features.of(work.inputs, work.grid, tile, place)
         lse_log2, delta = self.statistics(rows, work, pair, place)
+        # what lies in global memory is asked for before the first wait, so that it comes while S is computed
         seen = None if features.mask is None else dense.bits(features.mask, place, start, ragged=True)
+        bias = None if features.bias is None else self.read_bias(features.bias, place, start)
         walk = self.next_keys(walk, pair)
         slot = walk.q.wait_and_advance()  # Q has landed
         warpgroup.fence()
@@ -450,7 +455,7 @@ class BackwardScoresSm90:
         warpgroup.wait_group(1)  # S is in registers; dP may still run
         slot.release()
         scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
-        slopes = self.prepare(scores, scale, features, place, start)
+        slopes = self.prepare(scores, scale, bias)
         self.exponentiate(scores, scale, lse_log2)
         warpgroup.wait_group(0)  # dP is in registers
         dout_slot.release()
@@ -502,9 +507,15 @@ class BackwardScoresSm90:
         b = b[None, None, None, keys.current_handle().index * WARPGROUPS + wg]
         mma.batch(scores_mma, acc, a[None, None, None, stage], b, accumulate=False, steps=steps)
 
-    def prepare(
-        self, scores: cute.Tensor, scale: Logits, features: Features, place: mask.Place, start: Int32
-    ) -> cute.Tensor | None:
+    def read_bias(self, rows: dense.Rows, place: mask.Place, start: Int32) -> cute.Tensor:
+        """The bias of the thread's scores [2, 16], in its own type."""
+        bias, first = cute.make_rmem_tensor((2, COLUMNS), rows.pointers[0].dtype), start + place.first_column
+        for r in range(2):
+            for c, column in enumerate(place.columns):
+                bias[r, c] = dense.element(rows, r, cutlass.min(first + column, rows.last))
+        return bias
+
+    def prepare(self, scores: cute.Tensor, scale: Logits, bias: cute.Tensor | None) -> cute.Tensor | None:
         """Cap and bias. Returns the derivatives of the scores by the cap, if `kept` is their total."""
         slopes = None
         if scale.capped is not None:
@@ -512,8 +523,10 @@ class BackwardScoresSm90:
                 slopes = cute.make_rmem_tensor(scores.shape, Float32)
                 softcap.slopes_by_cap(scores, slopes, scale.capped)
             softcap.cap(scores, scale.capped)
-        if features.bias is not None:
-            dense.add(scores, scale.biased, features.bias, place, start, ragged=True)
+        if bias is not None:
+            for r in range(2):
+                for c in range(COLUMNS):
+                    scores[r, c] = cute.math.fma(scores[r, c], scale.biased, Float32(bias[r, c]))
         return slopes
 
     def exponentiate(self, scores: cute.Tensor, scale: Logits, lse_log2: list[Float32]) -> None:
