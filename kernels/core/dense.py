@@ -14,7 +14,19 @@ from cutlass import Float32, Int32, Int64
 from . import ptx
 from .mask import Place
 
-__all__ = ["Dense", "Rows", "add", "bits", "columns_of", "element", "hide_false", "hide_unset", "present", "rows_of"]
+__all__ = [
+    "Dense",
+    "Rows",
+    "add",
+    "bits",
+    "columns_of",
+    "element",
+    "hide_false",
+    "hide_unset",
+    "present",
+    "rows_of",
+    "signed",
+]
 
 WORD = 32  # bits
 
@@ -74,7 +86,7 @@ def bits(rows: Rows, place: Place, n_block_start: Int32, *, ragged: bool) -> tup
         for c, column in enumerate(place.columns):
             word, bit = divmod(2 * c + r, WORD)
             byte = _element(rows, r, n_block_start + place.first_column + column, ragged)
-            words[word] = words[word] | Int32(cutlass.select_(byte != 0, Int32(_signed(1 << bit)), Int32(0)))
+            words[word] = words[word] | Int32(cutlass.select_(byte != 0, Int32(signed(1 << bit)), Int32(0)))
     return tuple(words)
 
 
@@ -84,7 +96,7 @@ def hide_unset(scores: cute.Tensor, words: tuple[Int32, ...], first: int, *, hid
     for r in range(cute.size(rows)):
         for c in range(cute.size(columns)):
             word, bit = divmod(2 * (first + c) + r, WORD)
-            is_set = words[word] & Int32(_signed(1 << bit)) != 0
+            is_set = words[word] & Int32(signed(1 << bit)) != 0
             scores[r, c] = Float32(cutlass.select_(is_set, scores[r, c], Float32(hidden)))
 
 
@@ -122,6 +134,6 @@ def element(rows: Rows, row: int, index: Int32) -> cutlass.Numeric:
     return ptx.ld_global(rows.pointers[row], index, rows.step)
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """The same 32 bits as a signed number."""
     return word - (1 << WORD) if word >> (WORD - 1) else word

@@ -34,7 +34,7 @@ def read(
             key = cutlass.min(key, kv_len - 1)
         for row, is_seen in zip(words, _seen(features, place, key), strict=True):
             word, bit = divmod(c, WORD)
-            row[word] = row[word] | Int32(cutlass.select_(is_seen, Int32(_signed(1 << bit)), Int32(0)))
+            row[word] = row[word] | Int32(cutlass.select_(is_seen, Int32(dense.signed(1 << bit)), Int32(0)))
     return tuple(map(tuple, words)), features._replace(mask=None, q_ids=None)
 
 
@@ -43,7 +43,7 @@ def hide(scores: cute.Tensor, bits: Bits) -> None:
     for r, words in enumerate(bits):
         for c in range(cute.size(scores.shape[1])):
             word, bit = divmod(c, WORD)
-            is_seen = words[word] & Int32(_signed(1 << bit)) != 0
+            is_seen = words[word] & Int32(dense.signed(1 << bit)) != 0
             scores[r, c] = Float32(cutlass.select_(is_seen, scores[r, c], -Float32.inf))
 
 
@@ -56,8 +56,3 @@ def _seen(features: Features, place: Place, key: Int32) -> list[Boolean]:
     if features.mask is not None:
         seen = [s & (dense.element(features.mask, r, key) != 0) for r, s in enumerate(seen)]
     return seen
-
-
-def _signed(word: int) -> int:
-    """The same 32 bits as a signed number."""
-    return word - (1 << WORD) if word >> (WORD - 1) else word

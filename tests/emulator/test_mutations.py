@@ -52,7 +52,8 @@ def blackwell(**changes) -> Patient:
 
 def grouped() -> Patient:
     """Two query tiles whose rows are those of five heads; O is stored row by row. Three blocks pass two slots."""
-    cell = Cell(batch=(1,), q=50, k=300, kv_heads=1, group=5, head_dim=64, dtype="bfloat16", causal=True, sinks=True)
+    sizes = {"batch": (1,), "q": 50, "k": 300, "kv_heads": 1, "group": 5, "head_dim": 64}
+    cell = Cell(**sizes, dtype="bfloat16", window=(None, 120), sinks=True)
     return Patient.of_call(jax_fa4.attention, testing.random(cell) | {"softmax_scale": 2.0}, "grouped", 2)
 
 
