@@ -18,7 +18,7 @@ def splits(batch, q_len, kv_len, q_heads, kv_heads, *, causal, d=128):
 
 
 def test_few_causal_tiles_of_one_kv_head_are_shared():
-    assert splits(2, 8192, 8192, 32, 1, causal=True) == 4
+    assert splits(2, 8192, 8192, 32, 1, causal=True) == 8
 
 
 def test_a_tile_for_each_multiprocessor_is_not_shared_where_all_are_as_long():
@@ -47,5 +47,7 @@ def test_every_share_has_a_head_and_all_parts_take_at_most_half_of_dq(lengths, q
     assert count == 1 or 2 * count * lengths[1] * 2 <= q_heads * lengths[0]
 
 
-def test_a_shorter_call_of_one_kv_head_is_shared_by_more():
-    assert [splits(1, n, n, 32, 1, causal=True) for n in (1024, 4096, 16384)] == [8, 8, 4]
+def test_a_larger_batch_is_shared_by_fewer():
+    counts = [splits(batch, 8192, 8192, 32, 1, causal=True) for batch in (2, 64, 4096)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[1] > counts[2] == 1
