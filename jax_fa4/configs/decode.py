@@ -15,6 +15,7 @@ from jax_fa4.configs.config import (
     SMEM_LIMIT,
     WARPGROUP,
     WARPGROUP_ROWS,
+    KernelConfig,
     swizzle_bytes,
 )
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
@@ -39,6 +40,10 @@ MIN_SPLIT_KEYS, MAX_SPLIT_KEYS = 1024, 4096  # as kernels/core/splits.py says
 ROWS_PER_MIN_SPLIT = 32
 FEW_SPLITS = 8
 MIN_KEYS = 256  # with fewer the forward kernel is as fast, and is one launch
+MIN_KEYS_OF_TILES = 4096  # the same of several tiles
+# The forward kernel's rows to theirs, from where on they are faster: 8k keys, batch 8, 1.9 to 2.9 at 8, 1.5 to 1.9 at 4
+# to 5.3, 1.0 to 1.2 at 2.7; batch 1 with 4 kv heads 1.6 to 2.4, 0.9 to 2.1, 0.9 to 1.2 (H200, d128, 2026-11-30)
+EMPTY_ROWS = 4
 COMBINE_WARPS = 8
 FLOAT_BYTES = 4
 MAX_PARTIAL_ROWS = 1 << 19  # of packed queries, times splits: 256 MiB of float32 with head dim 128
@@ -295,9 +300,19 @@ def max_splits(rows: int, kv_len: int, kv_heads: int = 1) -> int:
     return min(max(min(-(-kv_len // shortest), FEW_SPLITS), -(-kv_len // longest)), MAX_SPLITS)
 
 
-def prefers_decode(tile_rows: int, rows: int, kv_len: int) -> bool:
-    """Whether rows (queries times heads of a group) are few and keys many, so that splitting the keys is faster."""
-    return rows <= tile_rows and kv_len >= MIN_KEYS
+def prefers_decode(few: DecodeConfig | Any, whole: KernelConfig | None, q_len: int, group: int, kv_len: int) -> bool:
+    """Whether the kernels for few queries, with config `few`, are faster than the forward kernel, with config `whole`.
+
+    They are where queries are few and keys many: for one tile the keys are split; several, in which all heads of a
+    group share a row's place, are worth it while the forward's tiles, of one head each, would be mostly empty.
+    """
+    if q_len * group <= few.tile_rows:
+        return kv_len >= MIN_KEYS
+    if whole is None or not isinstance(few, DecodeConfig):
+        return False
+    rows = TILE_ROWS * -(-q_len // (TILE_ROWS // group))
+    whole_rows = group * whole.tile_m * -(-q_len // whole.tile_m)
+    return kv_len >= MIN_KEYS_OF_TILES and whole_rows >= EMPTY_ROWS * rows
 
 
 def decode(spec: AttentionSpec) -> DecodeConfig | None:

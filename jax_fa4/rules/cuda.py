@@ -212,9 +212,9 @@ def _has_sizes(x: Operands) -> bool:
 def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
     if not _has_sizes(x):
         return False
-    rows = x.q.shape[-3] * spec.group
-    configs = [decode_config(spec, arch, rows) for arch in target.archs]
-    return all(c is not None and prefers_decode(c.tile_rows, rows, x.seqlen_k) for c in configs)
+    q_len, group = x.q.shape[-3], spec.group
+    configs = [(decode_config(spec, arch, q_len * group), forward_config(spec, arch, q_len)) for arch in target.archs]
+    return all(few and prefers_decode(few, whole, q_len, group, x.seqlen_k) for few, whole in configs)
 
 
 def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]:

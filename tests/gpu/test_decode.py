@@ -32,6 +32,10 @@ CELLS = [
         Cell(**{**BASE, "k": k, "group": g, "q": q})
         for k, g, q in ((256, 64, 1), (257, 1, 64), (70000, 8, 8), (513, 7, 9))
     ),
+    *(  # several tiles of a kv head
+        Cell(**{**BASE, "group": 8, "q": q, "k": 4100, **mask})
+        for q, mask in ((17, {"causal": True}), (32, {"window": (1500, 60)}), (25, {"causal": True, "batch": (3,)}))
+    ),
     Cell(**{**BASE, "batch": (2, 3), "kv_heads": 3, "layout": "BNTH", "causal": True, "q": 2}),
 ]
 PAGE_SIZES = [1, 3, 4, 16, 48, 64, 256, 1000]

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from jax_fa4.configs import KernelConfig, all_configs, backward_config, decode_config, forward_config, sm90
+from jax_fa4.configs.decode import prefers_decode
 from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -217,6 +218,27 @@ def test_what_is_built_ahead_has_every_kernel_of_a_call_without_options():
         few = decode_config(spec, "sm_90a")
         assert few is not None
         assert {forward_config(spec, "sm_90a"), *few.kernels} <= built
+
+
+@pytest.mark.parametrize(
+    ("q_len", "group", "kv_len", "is_for_few"),
+    [
+        (1, 8, 256, True),
+        (8, 8, 255, False),  # few keys
+        (64, 1, 256, True),  # a full tile
+        (65, 1, 8192, False),  # the forward kernel's tile has no more rows than two of 64
+        (17, 8, 8192, True),  # 3 tiles of 64 rows, not 8 of 128
+        (32, 8, 8192, True),
+        (33, 8, 8192, False),  # 5 tiles
+        (17, 8, 2048, False),
+        (24, 4, 4096, True),
+        (28, 7, 8192, False),  # 9 queries a tile: 4 tiles, not 7 of 128
+    ],
+)
+def test_grouped_heads_share_tiles_where_their_own_would_be_mostly_empty(q_len, group, kv_len, is_for_few):
+    one = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, group=group)
+    few, whole = decode_config(one, "sm_90a"), forward_config(one, "sm_90a", q_len)
+    assert prefers_decode(few, whole, q_len, group, kv_len) == is_for_few
 
 
 @pytest.mark.parametrize(("head_dim", "kv_stages", "ctas_per_sm"), [(64, 3, 2), (96, 4, 2), (128, 3, 2), (256, 3, 1)])
