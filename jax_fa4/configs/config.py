@@ -38,8 +38,10 @@ class KernelConfig:
     over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. Where it is `persistent` a
     CTA computes tile after tile: with two `q_stages` the next one's queries arrive meanwhile and O leaves as a tile,
     with one they arrive during the last steps and O leaves row by row. `staggered`: how softmax orders a thread's rows
-    (core/softmax.py). The flags say what a call has beside q, k and v. Raises ValueError where shared memory, registers
-    or an instruction forbid it.
+    (core/softmax.py). A consumer holds Q of the first `q_register_steps` steps of 16 columns in registers, so that
+    products read less of shared memory. `tells_tiles`: the load warp finds which tile is next for the consumers, too.
+    The flags say what a call has beside q, k and v. Raises ValueError where shared memory, registers or an instruction
+    forbid it.
     """
 
     arch: str
@@ -53,6 +55,8 @@ class KernelConfig:
     q_stages: int = 1
     persistent: bool = False
     staggered: bool = False
+    q_register_steps: int = 0
+    tells_tiles: bool = True
     has_left: bool = False
     has_right: bool = False
     has_q_offset: bool = False
@@ -144,8 +148,9 @@ class KernelConfig:
 
     @property
     def accumulator_registers(self) -> int:
-        """Of a consumer thread: scores and output in float32, weights in 16 bit."""
-        return (self.tile_n + self.v_columns + self.tile_n // 2) * WARPGROUP_ROWS // WARPGROUP
+        """Of a consumer thread: scores and output in float32, weights and a part of Q in 16 bit."""
+        columns = self.tile_n + self.v_columns + (self.tile_n + self.q_register_steps * MMA_COLUMNS) // 2
+        return columns * WARPGROUP_ROWS // WARPGROUP
 
     @property
     def columns(self) -> int:

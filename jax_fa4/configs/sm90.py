@@ -25,6 +25,8 @@ class Row:
     q_stages: int = 1
     persistent: bool = False
     staggered: bool = False
+    q_register_steps: int = 0
+    tells_tiles: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,20 +41,29 @@ class BackwardRow:
 
 
 # Up to (head_dim, head_dim_v); the first row that fits. Measured on an H200 against the kernels before, ratios for 1k,
-# 4k, 16k (d128 512, 2k, 8k, 16k), 2026-11-30, some 2% from one sitting to another:
+# 4k, 16k (d128 512, 2k, 8k, 16k), 2026-11-30, the median of 15 rounds in random order:
 #   two Q stages against one tile a CTA: d64 1.18, 1.11, 1.10; causal 1.33, 1.10, 1.00; d128 1.40, 1.19, 1.11, 1.11;
 #   causal 1.33, 1.15, 1.03, 1.03
-#   the load warp telling consumers of their tile: d64 causal 1.06, 1.02, 1.00; d128 causal 0.99, 1.03, 1.02, 1.03
-#   staggered rows against not: d64 1.03, 1.06, 1.04; d128 1.01, 1.03, 1.04, 1.04; d192 1.02; but d64 causal 0.98, 0.96,
-#   0.95, d128 causal 1.00, 0.99, 0.99, 0.97, d256 0.98: the assembler orders each loop in its own way
-#   persistent with one Q stage against one tile a CTA: d256 1.07, 1.02, 1.02; causal 1k 0.94 to 0.99, 4k and 16k 1.02;
-#   d192 1.04, 1.01; (192, 128) 1.11, 1.09; causal 1.07, 1.04
+#   the load warp telling consumers of their tile: d64 causal 1.06, 1.01, 1.00; d128 causal 1.06, 1.04, 1.03, 1.03; but
+#   d64 full 0.96, 0.94, 0.92, with staggered rows 0.99, 0.98, 0.97: the assembler orders each loop in its own way
+#   staggered rows against not, both told: d64 1.03, 1.04, 1.05; d128 1.01, 1.03, 1.04, 1.04; d192 1.02; but d64 causal
+#   0.98, 0.95, 0.93, d128 causal 1.00, 0.99, 1.00, 1.00, d256 causal 1.00, 1.00, 0.99
+#   all of Q in registers, d128: 0.98, 1.04, 1.06, 1.06; causal 0.98, 0.98, 0.99, 0.99, with staggered rows 0.97, 0.98,
+#   1.00, 1.00; (192, 128) 1.00, causal 4k 1.03, 16k 1.00; a quarter, d192 and d256: 0.98 to 1.00; d64, d96: spills
+#   persistent with one Q stage against one tile a CTA: d256 1.07, 1.02, 0.99; causal 1.02, 1.03, 1.03; d192 4k 1.04,
+#   causal 1.03; (192, 128) 4k 1.09; causal 1.09, 16k 1.04
 #   d96: 192x96 against 128x128 1.07, 1.08, causal 1.06, 1.08; 128x144 0.97, 192x80 less than 192x96
 #   d128 with one Q stage and rows stored from registers, 2 or 3 KV stages: 0.88 at 512, 0.96 at 2k, 1.00 from 8k on
+# No gain: K and V for a cluster of two by multicast, d128 and d256 full 1.00 (0.7 if consumers release them with the
+# scope of the cluster, causal too); a third stage of K or V, d128 0.94 to 1.06, in the mean 1.00, d64 0.94 to 1.00;
+# 192x80, d128 0.84 to 1.01; O scaled only where a maximum grew, causal 0.91 to 1.01; 2^x by polynomial for 1/8 of the
+# weights, d128 0.91 to 1.02, d64 0.91 to 0.97, for 1/4 0.88 to 0.98
 FORWARD = {
-    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True, staggered=True),
+    (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True, tells_tiles=False),
     (96, 96): Row(tile_m=192, tile_n=96, kv_stages=2, q_stages=2, persistent=True, staggered=True),
-    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True, staggered=True),
+    (128, 128): Row(
+        tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True, staggered=True, q_register_steps=8
+    ),
     (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2, persistent=True, staggered=True),
     (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2, persistent=True, staggered=True),
     (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, persistent=True),

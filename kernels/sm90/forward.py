@@ -28,8 +28,12 @@ together with the first S of the next one, and stores O while that S is computed
 its Q's slot, by TMA. With one, where head dims leave no room for a second, that slot belongs to the next tile once the
 last S is complete, and a thread stores what it holds; the load warp has had that Q brought to L2 before.
 
-Which tile it is takes divisions to find. The load warp alone does them, far ahead, and says so in shared memory before
-it signals q.full. It may be two tiles ahead with two Q stages, one with one, while the consumers still read of one.
+Of Q the first steps of columns may be held in registers, where those are left: a product of S reads two thirds of the
+shared memory then, which copies write to meanwhile.
+
+Which tile it is takes divisions to find. The load warp does them, far ahead, and says so in shared memory before it
+signals q.full: of a tile two ahead with two Q stages, one ahead with one, while the consumers still read of theirs.
+Consumers that a config doesn't let be told find it themselves: their loop's instructions come out in another order.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
@@ -185,6 +189,7 @@ class Fragments(NamedTuple):
     """What a consumer thread computes with."""
 
     q: cute.Tensor  # descriptors (MMA, 1, K, q_slots)
+    q_start: cute.Tensor | None  # A operand, 16 bit: the columns of Q that are held in registers
     k: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
     v: cute.Tensor  # descriptors (MMA, 1, K, kv_stages)
     scores: cute.Tensor  # accumulator, float32
@@ -442,7 +447,7 @@ class ForwardSm90:
         pipes.q.advance(wg)  # to the warpgroup's first slot
         if wg == self.config.warpgroups - 1:
             self.pass_turn(wg)  # the ring of turns starts with warpgroup 0
-        pipes, tile = self.first_step(smem, fragments, pipes, call, wg)
+        pipes, tile = self.first_step(smem, fragments, pipes, call, walk.tile_index, wg)
         if cutlass.const_expr(not self.config.persistent):
             work = self.visit(call, tile)
             pipes = self.middle_steps(fragments, pipes, call, work, wg)
@@ -454,7 +459,9 @@ class ForwardSm90:
                 pipes = self.middle_steps(fragments, pipes, call, work, wg)
                 walk, place = walk.next(call.ctas), (place + 1) % self.config.tile_places
                 if walk.tile_index < call.tiles:
-                    pipes, tile = self.turn_over(out_map, smem, fragments, pipes, call, work, place, wg)
+                    pipes, tile = self.turn_over(
+                        out_map, smem, fragments, pipes, call, work, place, walk.tile_index, wg
+                    )
                 else:
                     pipes = self.last_step(out_map, smem, fragments, pipes, call, work, wg)
         if cutlass.const_expr(self.config.out_by_tma):
@@ -472,6 +479,7 @@ class ForwardSm90:
         out_shape = values_mma.partition_shape_C((WARPGROUP_ROWS, config.v_columns))
         return Fragments(
             q=scores_mma.make_fragment_A(by_keys.partition_A(smem.q)),
+            q_start=self.q_start(),
             k=scores_mma.make_fragment_B(by_keys.partition_B(smem.k)),
             v=values_mma.make_fragment_B(by_values.partition_B(smem.v_transposed)),
             scores=cute.make_rmem_tensor(scores_shape, Float32),
@@ -480,6 +488,14 @@ class ForwardSm90:
             softmax=Softmax.start(2, scale),
         )
 
+    def q_start(self) -> cute.Tensor | None:
+        """Registers for the first columns of Q, the A operand of so many steps."""
+        if not self.config.q_register_steps:
+            return None
+        scores_mma = mma.scores_mma(self.dtype, self.config.tile_n, in_registers=True)
+        columns = self.config.q_register_steps * mma.K_EXTENT
+        return cute.make_rmem_tensor(scores_mma.partition_shape_A((WARPGROUP_ROWS, columns)), self.dtype)
+
     def view(self, call: Call, work: Work, wg: Int32) -> View:
         """Where the calling thread's scores lie, and what may be seen from there."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -487,8 +503,10 @@ class ForwardSm90:
         features = Features.of(call.inputs, call.grid, work.tile, place, without_keys=call.inputs.softmax_scale)
         return View(work.seq, place, features)
 
-    def tile(self, smem: Smem, place: Int32) -> QueryTile:
-        """A tile that the load warp speaks of, once its Q is there."""
+    def tile(self, smem: Smem, call: Call, place: Int32, index: Int32) -> QueryTile:
+        """The tile at `index` of the order, once its Q is there: the load warp speaks of it at `place`."""
+        if not self.config.tells_tiles:
+            return self.find(call, index)
         first_row, end_row, q_head, kv_head, batch, *others = (
             smem.tiles[i, place] for i in range(self.config.tile_words)
         )
@@ -496,14 +514,25 @@ class ForwardSm90:
         return QueryTile(first_row, end_row, q_head, kv_head, batch, packed)
 
     @cute.jit
-    def wait_for_q(self, smem: Smem, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
-        """The slot that holds the warpgroup's rows of Q. Waits: q.full."""
+    def wait_for_q(self, smem: Smem, fragments: Fragments, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
+        """The slot that holds the warpgroup's rows of Q, of which registers take their part. Waits: q.full."""
         slot = pipes.q.wait()
         # two conditions: one is known at compile time, the other is not
         if cutlass.const_expr(logits.negative is not None):  # noqa: SIM102
             if logits.negative:
                 self.negate_q(smem, slot.index, wg)
+        if cutlass.const_expr(fragments.q_start is not None):
+            self.hold_q(smem, fragments, pipes.q.current_handle().index)
         return pipes.q.current_handle().index
+
+    def hold_q(self, smem: Smem, fragments: Fragments, slot: Int32) -> None:
+        """Shared memory -> registers: the first columns of a warpgroup's rows of Q."""
+        atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=False, num_matrices=4), self.dtype)
+        copy = cute.make_tiled_copy_A(atom, mma.scores_mma(self.dtype, self.config.tile_n, in_registers=True))
+        part = copy.get_slice(cute.arch.thread_idx()[0] % WARPGROUP)
+        block = (WARPGROUP_ROWS, self.config.q_register_steps * mma.K_EXTENT)
+        start = cute.local_tile(smem.q[None, None, slot], block, (0, 0))
+        cute.copy(copy, part.partition_S(start), part.retile(fragments.q_start))
 
     @cute.jit
     def clear_padding(self, smem: Smem, pipes: Consumers, call: Call, work: Work) -> None:
@@ -539,17 +568,17 @@ class ForwardSm90:
 
     @cute.jit
     def first_step(
-        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, wg: Int32
+        self, smem: Smem, fragments: Fragments, pipes: Consumers, call: Call, index: Int32, wg: Int32
     ) -> tuple[Consumers, QueryTile]:
         """S of the first tile's first block and its weights."""
-        q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
+        q_slot = self.wait_for_q(smem, fragments, pipes, call.logits, wg)
         k = pipes.k.wait_and_advance()
         self.take_turn(wg)
         self.issue_scores(fragments, q_slot, k.index)
         self.pass_turn(wg)
         warpgroup.wait_group(0)  # S is in registers
         k.release()
-        work = self.visit(call, self.tile(smem, Int32(0)))
+        work = self.visit(call, self.tile(smem, call, Int32(0), index))
         self.release_q(pipes, work.visit.num_n_blocks == 1)
         self.weigh_first(smem, fragments, pipes, call, work, wg)
         return pipes, work.tile
@@ -601,8 +630,8 @@ class ForwardSm90:
         rescale = self.weigh(fragments, call, view, n_block, right=right, left=left)
         # The next wait belongs among the exponentials. The assembler may move it up, in front of them all, but not past
         # the release of K, and a release that asks for a weight stays behind that weight. No weight is negative, NaN
-        # included. H200, beside a release right after S: d128 +4% at 2k, +5-6% from 8k on, causal +3-5%, d64 +2-8%;
-        # a release that asks for a late weight gained nothing.
+        # included. H200, beside a release right after S: d128 +4% at 2k, +5-6% from 8k on, causal +3-5%, d64 +2-8%.
+        # A release that asks for a late weight gained nothing.
         negative = mma.rows_and_columns(fragments.scores)[0, 0] < 0.0
         if negative == cutlass.Boolean(False):
             k.release()
@@ -623,12 +652,13 @@ class ForwardSm90:
         call: Call,
         work: Work,
         place: Int32,
+        index: Int32,
         wg: Int32,
     ) -> tuple[Consumers, QueryTile]:
         """O += P V of a tile's last block beside S of the next one's first block: ends one, starts another."""
         done = pipes.q.current_handle()
         pipes.q.advance(self.config.warpgroups)
-        q_slot = self.wait_for_q(smem, pipes, call.logits, wg)
+        q_slot = self.wait_for_q(smem, fragments, pipes, call.logits, wg)
         v = pipes.v.wait_and_advance()
         k = pipes.k.wait_and_advance()
         self.take_turn(wg)
@@ -638,7 +668,7 @@ class ForwardSm90:
         warpgroup.wait_group(1)  # O is complete; S of the next tile may still run
         v.release()
         self.finish(out_map, smem, fragments, done.index, call, work, wg)
-        next_work = self.visit(call, self.tile(smem, place))
+        next_work = self.visit(call, self.tile(smem, call, place, index))
         warpgroup.wait_group(0)
         k.release()
         self.release_q(pipes, next_work.visit.num_n_blocks == 1)
@@ -679,10 +709,16 @@ class ForwardSm90:
     def issue_scores(self, fragments: Fragments, q_slot: Int32, stage: Int32) -> None:
         """Starts S = Q K^T."""
         q, k = fragments.q[None, None, None, q_slot], fragments.k[None, None, None, stage]
+        held, tile_n = self.config.q_register_steps, self.config.tile_n
         # Before each batch: where a fence is left out, also between two of them, the assembler sets one itself or,
         # seeing branches that could diverge, waits for every single wgmma.
         warpgroup.fence()
-        mma.batch(mma.scores_mma(self.dtype, self.config.tile_n), fragments.scores, q, k, accumulate=False)
+        if fragments.q_start is not None:
+            from_registers = mma.scores_mma(self.dtype, tile_n, in_registers=True)
+            mma.products(from_registers, fragments.scores, fragments.q_start, k, range(held), accumulate=False)
+        others = range(held, self.config.columns // mma.K_EXTENT)
+        mma.products(mma.scores_mma(self.dtype, tile_n), fragments.scores, q, k, others, accumulate=held > 0)
+        warpgroup.commit_group()
 
     def issue_out(self, fragments: Fragments, stage: Int32) -> None:
         """Starts O += P V."""

@@ -9,6 +9,7 @@ from ..core import ptx
 from ..core.mask import Place
 
 __all__ = [
+    "K_EXTENT",
     "batch",
     "block_of",
     "k_major",
@@ -17,6 +18,7 @@ __all__ = [
     "mn_major",
     "pack",
     "place",
+    "products",
     "queries_mma",
     "rows_and_columns",
     "scale_rows",
@@ -66,9 +68,10 @@ def _atom_kind(major: str, dtype: type[Numeric], columns: int) -> warpgroup.Smem
     return getattr(warpgroup.SmemLayoutAtomKind, f"{major}_SW{width}")
 
 
-def scores_mma(dtype: type[Numeric], tile_n: int) -> cute.TiledMma:
-    """S [64, tile_n] = Q K^T of one warpgroup, both operands in shared memory."""
-    return _mma(dtype, tile_n, warpgroup.OperandSource.SMEM, OperandMajorMode.K)
+def scores_mma(dtype: type[Numeric], tile_n: int, *, in_registers: bool = False) -> cute.TiledMma:
+    """S [64, tile_n] = Q K^T of one warpgroup, K in shared memory, Q there or in registers."""
+    source = warpgroup.OperandSource.RMEM if in_registers else warpgroup.OperandSource.SMEM
+    return _mma(dtype, tile_n, source, OperandMajorMode.K)
 
 
 def values_mma(dtype: type[Numeric], head_dim_v: int) -> cute.TiledMma:
@@ -104,10 +107,17 @@ def batch(
 
     `steps`: of K_EXTENT elements, if fewer than the fragments have.
     """
-    for k in range(cute.size(a, mode=[2]) if steps is None else steps):
-        mma.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
-        cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
+    products(mma, acc, a, b, range(cute.size(a, mode=[2]) if steps is None else steps), accumulate=accumulate)
     warpgroup.commit_group()
+
+
+def products(
+    mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, steps: range, *, accumulate: bool
+) -> None:
+    """Issues some steps of acc (+)= a b, of a commit group that goes on."""
+    for k in steps:
+        mma.set(warpgroup.Field.ACCUMULATE, accumulate or k > steps.start)
+        cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
 
 
 def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:

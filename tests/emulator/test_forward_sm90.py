@@ -36,7 +36,7 @@ SHAPES = [
     cell(q=70, k=400, causal=True, group=3),
     cell(q=150, k=300, window=(40, 10), dtype="float16"),
     cell(q=150, k=300, window=(130, None), dtype="float16"),
-    cell(q=60, k=130, softmax_scale=-0.3),
+    cell(q=60, k=130, softmax_scale=-0.3, head_dim=128),
     cell(q=20, k=0),
     cell(q=70, k=90, head_dim=8, causal=True),
     cell(q=70, k=90, head_dim=72, head_dim_v=96),
