@@ -28,8 +28,10 @@ def key_blocks(q_ids: jax.Array, kv_ids: jax.Array, *, tile_m: int, tile_n: int)
 
 def _ranges(ids: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Least and greatest id of each run of `size`."""
-    window = (*[1] * (ids.ndim - 1), size)
     padding = (*[(0, 0)] * (ids.ndim - 1), (0, -ids.shape[-1] % size))
-    low = jax.lax.reduce_window(ids, jnp.int32(LIMITS.max), jax.lax.min, window, window, padding)
-    high = jax.lax.reduce_window(ids, jnp.int32(LIMITS.min), jax.lax.max, window, window, padding)
-    return low, high
+    # rather than windows: XLA reduces a row with many threads, and a window with one
+    low, high = (
+        jnp.pad(ids, padding, constant_values=beyond).reshape(*ids.shape[:-1], -(-ids.shape[-1] // size), size)
+        for beyond in (LIMITS.max, LIMITS.min)
+    )
+    return low.min(axis=-1), high.max(axis=-1)
