@@ -27,9 +27,9 @@ where they lie:
     dV += P^T dO   dK += dS^T Q     dQ += dS K
 
 Only dQ sums over keys: dS goes through shared memory, each warpgroup computes a 64 x 64 quarter or half of dQ over all
-keys of the tile, and a warp of its own adds it to float32 global memory. With stores_dq nobody has zeroed that: the
-first tile of keys that a tile of queries sees stores dQ, and the others wait until it has. Query tiles are visited
-downwards:
+keys of the tile, and a warp of its own adds it to float32 global memory. With stores_dq that is zeroed only where
+dq_turn is 1 beforehand; elsewhere the first tile of keys that a tile of queries sees stores dQ, and the others wait
+until it has. Query tiles are visited downwards:
 
     wg issues   | dQ(m+1) S(m) |                 | dP(m) dK(m+1) |       | dV(m) |        |
     wg computes |              | dQ(m+1) to smem |               | P(m)  |       | dS(m)  |   one wait before each
