@@ -12,7 +12,7 @@
     S = Q K^T    dP = dO V^T    P = exp2(scale_log2 S - lse)    dS = P (dP - delta), 0 where a query sees no key
 
 A CTA owns 128 keys, 64 for each of two consumer warpgroups, and visits tiles of 64 queries. Queries that see none of
-its keys are skipped; both roles ask `Work.pair` which. What it makes of dS is what `ScoresConfig.kept` says:
+its keys are skipped; both roles ask `pair` which. What it makes of dS is what `ScoresConfig.kept` says:
 
     tiles   a bias [1 or batch, 1 or q_heads, q_len, kv_len]: for each of a CTA's tiles of queries the sum over all
             batch entries and heads that share the bias, in order, written once
