@@ -24,7 +24,7 @@ __all__ = ["decode", "operand_names", "page_axes", "result_names"]
 ARRAYS = ("q", "k", "v")
 RESULTS = ("out", "lse")
 SCRATCH = ("partial_out", "partial_lse", "split_counts", "q_schedule")
-CTAS_PER_PLACE = 4  # they end at different times
+CTAS_PER_PLACE = 4  # at least, if there are splits for them: they end at different times
 POOLS = {"k": Axes("kord", "orkd"), "v": Axes("kore", "orke")}
 TABLES = {True: Axes("kbj", "kbj"), False: Axes("bj", "bj", batched=False)}  # by whether XLA may split the call
 
@@ -92,8 +92,8 @@ class _Buffers(Buffers):
         """A CTA for every split of each tile of each kv head, or for several where tiles are many."""
         tiles, splits = self._tiles(), as_expr(self.extents["num_splits"])
         if isinstance(self.config, DecodeConfig):
-            places = multiprocessors() * self.config.ctas_per_sm
-            splits = maximum(minimum(splits, CTAS_PER_PLACE * places // maximum(tiles, 1)), 1)
+            ctas = CTAS_PER_PLACE * self.config.ctas_per_sm * multiprocessors()
+            splits = ceil_div(splits, maximum(tiles * splits // ctas, 1))
         return tiles * splits
 
     def rows(self) -> Expr:
