@@ -1,8 +1,9 @@
-"""What names a cubin: recipe = hash(kernel sources, config, architecture), key = hash(recipe, DSL version).
+"""What names a cubin: recipe = hash(sources, config, architecture), key = hash(recipe, DSL version).
 
 A machine that only runs kernels has no CuTe DSL and so knows no DSL version. It knows the recipe, and takes any cubin
-made from it: the same sources, config and architecture, compiled by a DSL version of the tested range (no other is ever
-used). With a DSL installed, the cache is asked for the exact key, so that another DSL version compiles anew.
+made from it: the same sources of kernels and configs, the same config and architecture, compiled by a DSL version of
+the tested range (no other is ever used). With a DSL installed, the cache is asked for the exact key, so that another
+DSL version compiles anew.
 
 Nothing here imports the DSL: its version comes from the package metadata, and the kernels are read as files.
 """
@@ -15,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "installed_dsl",
     "key_of",
     "recipe_of",
+    "source_folders",
     "sources_digest",
     "sources_have_changed",
     "why_dsl_unusable",
@@ -35,7 +38,7 @@ _INSTALL = 'pip install "jax-fa4[cuda13]"'
 
 
 def recipe_of(config: Any) -> str:
-    """64 hex digits for (bytes of all kernel sources, repr of the config, its architecture)."""
+    """64 hex digits for (bytes of all sources, repr of the config, its architecture)."""
     return _hash(sources_digest(), repr(config), config.arch)
 
 
@@ -46,20 +49,26 @@ def key_of(recipe: str, dsl_version: str) -> str:
 
 @functools.cache
 def sources_digest() -> str:
-    """Hash over names and bytes of every Python file of `jax_fa4.kernels`; read once per process."""
+    """Hash over names and bytes of every Python file of kernels and configs; read once per process."""
     return _digest_of_sources()
 
 
 def sources_have_changed() -> bool:
-    """Whether somebody has edited a kernel since `sources_digest` was taken, so that what is compiled may be newer."""
+    """Whether somebody has edited one since `sources_digest` was taken, so that what is compiled may be newer."""
     return _digest_of_sources() != sources_digest()
 
 
 def _digest_of_sources() -> str:
-    spec = importlib.util.find_spec("jax_fa4.kernels")
-    folders = spec.submodule_search_locations if spec else None
-    assert folders, "jax_fa4.kernels is part of every installation"
-    return digest_of_folder(pathlib.Path(folders[0]))
+    return _hash(*map(digest_of_folder, source_folders()))
+
+
+def source_folders() -> Iterator[pathlib.Path]:
+    """Of kernels and configs: kernels ask a config for what follows from its fields, which its repr doesn't show."""
+    for package in ("jax_fa4.kernels", "jax_fa4.configs"):
+        spec = importlib.util.find_spec(package)
+        folders = spec.submodule_search_locations if spec else None
+        assert folders, f"{package} is part of every installation"
+        yield pathlib.Path(folders[0])
 
 
 def digest_of_folder(folder: pathlib.Path) -> str:

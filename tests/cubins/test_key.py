@@ -1,6 +1,7 @@
 """What a cubin's name depends on."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,16 @@ def test_names_and_bytes_of_the_sources_are_part_of_it(tmp_path, name, content):
         path.parent.mkdir(parents=True)
         path.write_text(text)
     assert key.digest_of_folder(tmp_path / "a") != key.digest_of_folder(tmp_path / "b")
+
+
+@pytest.mark.parametrize("folder", ["kernels", "configs"])
+def test_kernels_and_what_configs_derive_are_part_of_it(tmp_path, monkeypatch, folder):
+    copies = [shutil.copytree(source, tmp_path / source.name) for source in key.source_folders()]
+    monkeypatch.setattr(key, "source_folders", lambda: copies)
+    assert not key.sources_have_changed()
+    with (tmp_path / folder / "__init__.py").open("a") as file:
+        file.write("# changed\n")
+    assert key.sources_have_changed()
 
 
 def test_files_that_are_not_sources_are_no_part_of_it(tmp_path):
