@@ -69,7 +69,7 @@ PATIENTS = {
     # tiles from a schedule, keys of neighbours hidden, rows stored by the threads that have them
     "packed": lambda: Patient.of_call(
         jax_fa4.attention_varlen,
-        packed((5, 0, 150), (9, 7, 300), q_lengths=(5, 0, 140), kv_lengths=(9, 0, 270)) | {"causal": True},
+        packed((5, 0, 150), (9, 7, 330), q_lengths=(5, 0, 140), kv_lengths=(9, 0, 320)) | {"window": (None, 200)},
         "forward",
         2,
     ),
