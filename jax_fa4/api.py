@@ -101,7 +101,7 @@ def attention(
         Without `causal` and window it has no effect. None aligns the ends.
       softcap: scores become softcap * tanh(scores / softcap), a number > 0; None caps nothing. Differentiable.
       sinks: [N] or [*batch, N], a floating dtype: logits that take part in each head's softmax and have no value.
-        Differentiable.
+        Above 2.3e38 they count as that. Differentiable.
       bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a key.
         Differentiable, with a gradient of its own shape.
       mask: bool, broadcasts to [*batch, N, T, S]: True where the key is visible.

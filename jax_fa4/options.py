@@ -15,6 +15,7 @@ from jax_fa4.spec import Implementation
 
 __all__ = ["Options", "Window", "scale", "softmax_dtype", "with_softmax_changes", "with_window"]
 
+LARGEST_SINK = 2.3e38  # so that softmax in powers of 2, which multiplies by log2(e), stays finite in float32
 Window = tuple[int | ArrayLike | None, int | ArrayLike | None]
 
 
@@ -58,5 +59,5 @@ def with_softmax_changes(x: Operands, softcap: Any, sinks: Any) -> Operands:
     if softcap is not None:
         softcap = jnp.asarray(checks.positive("softcap", softcap, dtype), dtype)
     if sinks is not None:
-        sinks = checks.sinks(sinks, x.batch, x.q.shape[-2]).astype(dtype)
+        sinks = jnp.minimum(checks.sinks(sinks, x.batch, x.q.shape[-2]).astype(dtype), LARGEST_SINK)
     return x._replace(softcap=softcap, sinks=sinks)

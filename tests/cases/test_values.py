@@ -65,6 +65,15 @@ def test_each_softcap_has_its_own_gradients(check):
     np.testing.assert_array_equal(first["dq"], again["dq"])
 
 
+def test_a_sink_too_large_for_powers_of_two_counts_as_the_largest_that_is_not():
+    x = testing.random(Cell(q=4, k=6, sinks=True))
+    large, largest = (
+        jax_fa4.attention(x["q"], x["k"], x["v"], sinks=np.full(2, sink, np.float32)) for sink in (3e38, 2.3e38)
+    )
+    np.testing.assert_array_equal(large, largest)
+    np.testing.assert_array_equal(large, 0)
+
+
 def test_sinks_get_gradients_from_out_and_from_lse(check):
     results = check(Cell(q=4, k=6, group=2, causal=True, sinks=True))
     assert (np.abs(results["dsinks"]) > 0).all()

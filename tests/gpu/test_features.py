@@ -104,6 +104,14 @@ def test_a_sink_far_from_every_logit_is_safe(sink):
     assert_close(call(x), x, "bfloat16")
 
 
+def test_a_sink_near_the_largest_number_takes_all_weight():
+    x = testing.random(Cell(**{**BASE, "sinks": True}))
+    x["sinks"] = np.full_like(x["sinks"], 3e38)
+    out, lse = call(x)
+    assert (out == 0).all()
+    np.testing.assert_allclose(lse, 2.3e38, rtol=1e-6)
+
+
 def test_segment_ids_need_no_order():
     x = testing.random(Cell(**{**BASE, "q": 1000, "k": 1500, "segments": 9}))
     rng = np.random.default_rng(0)
