@@ -75,6 +75,10 @@ class KernelConfig:
         self._check_call()
         if self.tile_m % WARPGROUP_ROWS or self.warpgroups not in PRODUCER_REGISTERS:
             raise ValueError(f"tile_m must be 64, 128 or 192, got {self.tile_m}")
+        if not 0 <= self.q_register_steps <= self.columns // MMA_COLUMNS:
+            raise ValueError(
+                f"q_register_steps must be at most {self.columns // MMA_COLUMNS}, got {self.q_register_steps}"
+            )
         if self.tile_n % 16 or not 0 < self.tile_n <= 256:
             raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
         self._check_smem()

@@ -330,7 +330,10 @@ def decode(spec: AttentionSpec) -> DecodeConfig | None:
 
 
 def _config(spec: AttentionSpec, tile_n: int) -> DecodeConfig:
-    """As many stages as let two CTAs share an SM or, if that would leave fewer than two, as one CTA can have."""
+    """As many stages as let two CTAs share an SM or, if that would leave fewer than three, as one CTA can have.
+
+    Two have 168 registers a thread each, which wider keys than such stages hold would spill.
+    """
     mask = spec.mask
 
     def config(kv_stages: int) -> DecodeConfig:
@@ -354,7 +357,7 @@ def _config(spec: AttentionSpec, tile_n: int) -> DecodeConfig:
 
     one = config(1)
     halves, whole = ((limit - one.q_bytes) // one.stage_bytes for limit in (SMEM_PER_SM // 2 - RESERVED, SMEM_LIMIT))
-    return config(min(halves if halves >= 2 else whole, MAX_STAGES))
+    return config(min(halves if halves >= 3 else whole, MAX_STAGES))
 
 
 def _round_up(n: int, step: int) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 
 from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig
 from jax_fa4.configs.backward_wide import BackwardWideConfig
-from jax_fa4.configs.config import KernelConfig
+from jax_fa4.configs.config import MMA_COLUMNS, KernelConfig, round_up
 from jax_fa4.configs.decode import decode
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
 from jax_fa4.configs.scores import Config
@@ -130,6 +130,8 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
     row = _row(spec)
     if row is None:
         return None
+    held = min(row.q_register_steps, round_up(spec.head_dim, MMA_COLUMNS) // MMA_COLUMNS)  # Q may have fewer
+    row = dataclasses.replace(row, q_register_steps=held)
     return KernelConfig(arch="sm_90a", kernel="forward", **fields_of(spec), **dataclasses.asdict(row))
 
 

@@ -41,6 +41,7 @@ def spec(head_dim=128, head_dim_v=None, **fields):
         ({"tile_m": 256}, "tile_m must be 64, 128 or 192, got 256"),
         ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
         ({"kv_stages": 0}, "kv_stages must be at least 1, got 0"),
+        ({"head_dim": 72, "q_register_steps": 6}, "q_register_steps must be at most 5, got 6"),
         ({"q_stages": 3}, "q_stages must be 1 or 2, got 3"),
         ({"persistent": False}, "q_stages=2 needs persistent=True: the second stage is for the next tile"),
         ({"kv_stages": 4}, "kv_stages=4 and q_stages=2 need 328000 bytes of smem, 232448 exist"),
@@ -241,9 +242,20 @@ def test_grouped_heads_share_tiles_where_their_own_would_be_mostly_empty(q_len, 
     assert prefers_decode(few, whole, q_len, group, kv_len) == is_for_few
 
 
-@pytest.mark.parametrize(("head_dim", "kv_stages", "ctas_per_sm"), [(64, 3, 2), (96, 4, 2), (128, 3, 2), (256, 3, 1)])
-def test_decode_fills_shared_memory_with_stages(head_dim, kv_stages, ctas_per_sm):
-    config = decode_config(AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim, group=1), "sm_90a")
+@pytest.mark.parametrize(("head_dim", "steps"), [(8, 1), (104, 7), (128, 8)])
+def test_registers_hold_no_more_columns_than_queries_have(head_dim, steps):
+    config = forward_config(spec(head_dim, 128), "sm_90a")
+    assert config is not None
+    assert config.q_register_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "kv_stages", "ctas_per_sm"),
+    [(64, 64, 3, 2), (96, 96, 4, 2), (128, 128, 3, 2), (192, 128, 5, 1), (256, 256, 3, 1)],
+)
+def test_decode_fills_shared_memory_with_stages(head_dim, head_dim_v, kv_stages, ctas_per_sm):
+    one = AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim_v, group=1)
+    config = decode_config(one, "sm_90a")
     assert config is not None
     assert (config.kv_stages, config.ctas_per_sm) == (kv_stages, ctas_per_sm)
 
