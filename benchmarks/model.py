@@ -33,6 +33,7 @@ from jax_fa4.bench.run import Row
 from jax_fa4.configs import BackwardConfig, KernelConfig
 from jax_fa4.configs.blackwell import ForwardSm100Config
 from jax_fa4.configs.config import MMA_COLUMNS
+from jax_fa4.configs.head_splits import head_splits
 from jax_fa4.cubins import get
 from jax_fa4.cubins.report import Resources, resources_of
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -129,9 +130,14 @@ def lean_loop(resources: Resources, warps: int, scores: int) -> Share:
 
 
 def forward_step(config: KernelConfig, resources: Resources, machine: Machine) -> Step:
-    """tile_m queries by tile_n keys: two products, of which q and k, and v, come from shared memory."""
+    """tile_m queries by tile_n keys: two products, of which q and k, and v, come from shared memory.
+
+    Some columns of q may be held in registers.
+    """
     m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
-    operands = m * d + config.warpgroups * n * (d + dv)  # a warpgroup reads its own rows and all keys
+    operands = m * (d - MMA_COLUMNS * config.q_register_steps) + config.warpgroups * n * (
+        d + dv
+    )  # a warpgroup reads its own rows and all keys
     copied = n * (d + dv)
     shares = [lean_loop(resources, config.warpgroups * WARPGROUP_WARPS, m * n)]
     return Step(
@@ -209,6 +215,21 @@ def steps_of_tiles(cell: Cell, tile_m: int, tile_n: int, *, of_keys: bool) -> li
     return counts
 
 
+def splits_of_heads(cell: Cell, config: BackwardConfig) -> int:
+    """CTAs that share the query heads of a kv head."""
+    if config.is_wide:
+        return 1
+    group = cell.q_heads // cell.kv_heads
+    return head_splits(
+        key_tiles=math.ceil(cell.kv_len / config.tile_n) * cell.batch * cell.kv_heads,
+        group=group,
+        q_tiles=math.ceil(cell.q_len / config.tile_m),
+        part_floats=cell.kv_len * (cell.head_dim + cell.head_dim_v),
+        dq_floats=group * cell.q_len * cell.head_dim,
+        longest_first=config.longest_first,
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Of one direction of a cell, in TFLOP/s."""
@@ -241,9 +262,10 @@ def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Pr
         if backward is None:
             return None
         step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
-        group, ctas = cell.q_heads // cell.kv_heads, 1
-        of_head = [group * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
-        counts = of_head * (cell.batch * cell.kv_heads * backward.key_ctas)
+        ctas, splits = 1, splits_of_heads(cell, backward)
+        heads = math.ceil(spec.group / splits)
+        of_heads = [heads * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
+        counts = of_heads * (cell.batch * cell.kv_heads * splits * backward.key_ctas)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:
