@@ -103,9 +103,10 @@ def _prepare(cell: Cell, peers: Sequence[Peer]) -> tuple[dict[str, Calls], Refus
 
 
 def _rotated(samples: list[Sample], turn: int) -> list[Sample]:
-    """Each turn begins with another one."""
+    """Each turn begins with another one. Every second goes backwards: a card stays hot from the one before."""
     first = turn % max(len(samples), 1)
-    return samples[first:] + samples[:first]
+    order = samples[::-1] if turn % 2 else samples
+    return order[first:] + order[:first]
 
 
 def _remove_wrong(ready: dict[str, Calls], refused: Refused) -> None:

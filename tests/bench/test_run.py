@@ -31,6 +31,8 @@ def test_peers_take_turns_in_another_order_each_round(cell):
     rounds = [clock.order[n : n + 4] for n in range(0, 16, 4)]
     assert len({tuple(turn) for turn in rounds}) == 4
     assert all(sorted(turn) == sorted(rounds[0]) for turn in rounds)
+    behind = [dict(zip(turn[1:], turn, strict=False)) for turn in rounds[:2]]
+    assert all(behind[1].get(name) != before for name, before in behind[0].items())  # nobody always follows the same
 
 
 def test_no_rounds_only_prepare(cell):
