@@ -15,6 +15,8 @@ from jax_fa4.emulator.launch import Options
 from jax_fa4.plan.expr import as_expr
 from jax_fa4.testing import Cell
 
+from .test_forward_sm90 import assert_as_exact
+
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
 
 BASE = {"batch": (1,), "q": 1, "kv_heads": 1, "group": 4, "head_dim": 64, "dtype": "bfloat16"}
@@ -49,16 +51,6 @@ call = functools.partial(run, jax_fa4.attention)
 call_paged = functools.partial(run, jax_fa4.attention_paged)
 
 
-def assert_exact(got, exact, rough, dtype: str, factor: int, exp2_error: float = 0.0) -> None:
-    """`exp2_error`: the largest relative error of a weight, and so the largest error of a row's lse."""
-    error = np.abs(got.out.astype(np.float64) - exact.out).max(initial=0)
-    assert error <= testing.error_bound(exact.out, rough.out, dtype, factor)
-    seen = np.isfinite(exact.lse)
-    assert np.array_equal(np.isfinite(got.lse), seen)
-    lse_error = exp2_error + 1e-5 * max(1, np.abs(exact.lse[seen]).max(initial=0))
-    assert np.abs(got.lse[seen] - exact.lse[seen]).max(initial=0) <= lse_error
-
-
 def assert_same_bits(got, expected) -> None:
     assert got.out.tobytes() == expected.out.tobytes()
     assert got.lse.tobytes() == expected.lse.tobytes()
@@ -69,12 +61,12 @@ def test_few_queries_see_all_their_keys(cell):
     x = testing.random(cell)
     got, launches = call(x)
     assert [launch.entry.split("_")[2] for launch in launches] == ["decode", "combine"]
-    assert_exact(got, testing.attention(x), testing.rounded(x), cell.dtype, 3 if "softcap" in x else 2)
+    assert_as_exact(got, testing.attention(x), testing.rounded(x), cell.dtype, 3 if "softcap" in x else 2)
 
 
 def test_a_negative_scale_turns_the_order_of_scores():
     x = testing.random(Cell(**BASE, k=257)) | {"softmax_scale": np.full((), -0.3, np.float32)}
-    assert_exact(call(x)[0], testing.attention(x), testing.rounded(x), "bfloat16", 2)
+    assert_as_exact(call(x)[0], testing.attention(x), testing.rounded(x), "bfloat16", 2)
 
 
 def in_pages(lengths, page_size: int, q: int = 2, head_dim: int = 64):
@@ -98,7 +90,7 @@ def in_pages(lengths, page_size: int, q: int = 2, head_dim: int = 64):
 def test_keys_may_lie_in_pages_of_any_size(page_size, q):
     x = in_pages((100, 0, 67), page_size, q)
     exact, rough = testing.attention_paged(x), testing.attention_paged(x, testing.rounded)
-    assert_exact(call_paged(x)[0], exact, rough, "bfloat16", 2)
+    assert_as_exact(call_paged(x)[0], exact, rough, "bfloat16", 2)
 
 
 PACKED = {
@@ -116,7 +108,7 @@ def test_packed_queries_see_the_pages_of_their_sequence(options):
     x["sinks"] = rng.standard_normal(4).astype(np.float32)
     got, launches = call_paged(x, RANDOM)
     assert [launch.entry.split("_")[2] for launch in launches] == ["schedule", "decode", "combine"]
-    assert_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 3)
+    assert_as_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 3)
 
 
 def test_packed_queries_have_the_bits_of_padded_ones():

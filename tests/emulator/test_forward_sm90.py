@@ -143,14 +143,24 @@ def emulate(cell: Cell, options: Options, seed: int = 0, **changes):
 
 
 def assert_exact(x, out: np.ndarray, lse: np.ndarray, dtype: str, exp2_error: float = 0.0) -> None:
+    assert_as_exact(
+        testing.Forward(out, lse),
+        testing.attention(x),
+        testing.rounded(x),
+        dtype,
+        3 if "softcap" in x else 2,
+        exp2_error,
+    )
+
+
+def assert_as_exact(got, exact, rough, dtype: str, factor: int, exp2_error: float = 0.0) -> None:
     """`exp2_error`: the largest relative error of a weight, and so the largest error of a row's lse."""
-    exact, rough = testing.attention(x), testing.rounded(x)
-    factor = 3 if "softcap" in x else 2
-    assert np.abs(out.astype(np.float64) - exact.out).max() <= testing.error_bound(exact.out, rough.out, dtype, factor)
+    error = np.abs(got.out.astype(np.float64) - exact.out).max(initial=0)
+    assert error <= testing.error_bound(exact.out, rough.out, dtype, factor)
     seen = np.isfinite(exact.lse)
-    assert np.array_equal(np.isfinite(lse), seen)
+    assert np.array_equal(np.isfinite(got.lse), seen)
     lse_error = exp2_error + 1e-5 * max(1, np.abs(exact.lse[seen]).max(initial=0))
-    assert np.abs(lse[seen] - exact.lse[seen]).max(initial=0) <= lse_error
+    assert np.abs(got.lse[seen] - exact.lse[seen]).max(initial=0) <= lse_error
 
 
 @pytest.mark.parametrize("cell", SHAPES, ids=str)

@@ -19,8 +19,8 @@ import jax_fa4
 from jax_fa4 import emulate, launcher, testing
 from jax_fa4.testing import Cell
 
-from .test_decode_sm90 import assert_exact, assert_same_bits, in_pages
-from .test_forward_sm90 import MODES
+from .test_decode_sm90 import assert_same_bits, in_pages
+from .test_forward_sm90 import MODES, assert_as_exact
 from .test_forward_sm100 import EXP2_ERROR
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
@@ -54,7 +54,7 @@ def kernels(launches) -> list[str]:
 def assert_attention(cell: Cell, mode: str = "late", seed: int = 0):
     x = testing.random(cell, seed)
     got, launches = call(x, mode, seed)
-    assert_exact(got, testing.attention(x), testing.rounded(x), cell.dtype, 3 if "softcap" in x else 2, EXP2_ERROR)
+    assert_as_exact(got, testing.attention(x), testing.rounded(x), cell.dtype, 3 if "softcap" in x else 2, EXP2_ERROR)
     return launches
 
 
@@ -75,7 +75,7 @@ def test_heads_that_share_tiles_have_masks_biases_and_segments_too():
 def test_keys_may_lie_in_pages_of_any_size(page_size, length, mode):
     x = in_pages((length, 0, 67), page_size)
     got, launches = call_paged(x, mode)
-    assert_exact(
+    assert_as_exact(
         got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 2, EXP2_ERROR
     )
     assert kernels(launches) == ["decode", "combine"]
@@ -168,7 +168,7 @@ def test_few_queries_see_all_their_keys(cell):
 def test_pages_of_every_kind(page_size, q, head_dim, mode):
     x = in_pages((127, 0, 129, 300), page_size, q, head_dim)
     got, _ = call_paged(x, mode)
-    assert_exact(
+    assert_as_exact(
         got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 2, EXP2_ERROR
     )
 

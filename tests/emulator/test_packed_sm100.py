@@ -15,8 +15,7 @@ import pytest
 import jax_fa4
 from jax_fa4 import launcher, testing
 
-from .test_decode_sm90 import assert_exact
-from .test_forward_sm90 import MODES
+from .test_forward_sm90 import MODES, assert_as_exact
 from .test_forward_sm100 import EXP2_ERROR
 from .test_grouped_sm100 import run
 
@@ -44,7 +43,7 @@ def packed(q_lens, kv_lens, *, heads=(2, 1), head_dims=(64, 64), dtype="bfloat16
 def assert_attention(x, mode: str, seed: int = 0):
     got, launches = run(jax_fa4.attention_varlen, x, mode, seed)
     exact, rough = testing.attention_varlen(x), testing.attention_varlen(x, testing.rounded)
-    assert_exact(got, exact, rough, x["q"].dtype.name, 3 if "softcap" in x else 2, EXP2_ERROR)
+    assert_as_exact(got, exact, rough, x["q"].dtype.name, 3 if "softcap" in x else 2, EXP2_ERROR)
     assert [launch.entry.split("_")[2] for launch in launches] == ["schedule", "forward"]
 
 
