@@ -15,13 +15,12 @@ from jax_fa4.configs.config import (
     MMA_COLUMNS,
     OTHER_REGISTERS,
     PRODUCER_REGISTERS,
-    REGISTER_FILE,
-    REGISTER_LIMIT,
-    REGISTER_STEP,
     SMEM_LIMIT,
     SWIZZLE_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
+    check_registers,
+    consumer_registers,
     round_up,
     rows_of,
 )
@@ -29,7 +28,7 @@ from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import schedule_param
 
-__all__ = ["BackwardConfig", "PostprocessConfig", "PreprocessConfig"]
+__all__ = ["BackwardConfig", "KeysConfig", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
 HEAD_DIM_LIMIT = 256
@@ -285,19 +284,10 @@ def parts_param(array: Literal["dk", "dv"]) -> PointerParam:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BackwardConfig(TileConfig):
-    """The main kernel: a CTA owns `tile_n` keys of one kv head, 64 for each of two consumer warpgroups.
+class KeysConfig(TileConfig):
+    """What the kernels share that make scores again: a CTA, or two, own `tile_n` keys and walk over tiles of q."""
 
-    It walks over tiles of `tile_m` queries of all query heads that read this kv head, held in a ring of `q_stages` for
-    q and one of `dout_stages` for dout; or of some of these heads, if `splits_heads`. Raises ValueError where shared
-    memory, registers or an instruction forbid it.
-    """
-
-    kernel: Literal["backward"] = "backward"
     tile_n: int
-    q_stages: int
-    dout_stages: int
-    ds_stages: int
     has_left: bool = False
     has_right: bool = False
     has_q_offset: bool = False
@@ -307,6 +297,68 @@ class BackwardConfig(TileConfig):
     has_mask: bool = False
     has_softcap: bool = False
     bias: Literal["float32", "bfloat16", "float16"] | None = None
+
+    @property
+    def features(self) -> list[str]:
+        """What a call has beside q, k and v, as a kernel's name says it."""
+        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
+        names = [name.removeprefix("has_") for name in flags if getattr(self, name)]
+        return names if self.bias is None else [*names, f"bias_{self.bias}"]
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups."""
+        return WARPGROUPS
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA, the producer warpgroup included."""
+        return (1 + self.warpgroups) * WARPGROUP
+
+    @property
+    def producer_registers(self) -> int:
+        """A thread of the producer warpgroup keeps so many."""
+        return PRODUCER_REGISTERS[WARPGROUPS]
+
+    @property
+    def consumer_registers(self) -> int:
+        """A consumer thread gets so many: an equal part of what the producer leaves."""
+        return consumer_registers(self.producer_registers, self.warpgroups)
+
+    @property
+    def k_steps(self) -> int:
+        """Of MMA_COLUMNS, over the head dim that q and k share."""
+        return -(-self.head_dim // MMA_COLUMNS)
+
+    @property
+    def v_steps(self) -> int:
+        """Likewise of v and dout."""
+        return -(-self.head_dim_v // MMA_COLUMNS)
+
+    @property
+    def k_bytes(self) -> int:
+        """Of a tile of k."""
+        return self.tile_n * self.columns * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Of a tile of v."""
+        return self.tile_n * self.v_columns * self.element_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardConfig(KeysConfig):
+    """The main kernel: a CTA owns `tile_n` keys of one kv head, 64 for each of two consumer warpgroups.
+
+    It walks over tiles of `tile_m` queries of all query heads that read this kv head, held in a ring of `q_stages` for
+    q and one of `dout_stages` for dout; or of some of these heads, if `splits_heads`. Raises ValueError where shared
+    memory, registers or an instruction forbid it.
+    """
+
+    kernel: Literal["backward"] = "backward"
+    q_stages: int
+    dout_stages: int
+    ds_stages: int
     splits_heads: bool = False
 
     def __post_init__(self) -> None:
@@ -326,6 +378,7 @@ class BackwardConfig(TileConfig):
                 f"q_stages={self.q_stages}, dout_stages={self.dout_stages} need {self.smem_bytes} bytes of smem, "
                 f"{SMEM_LIMIT} exist"
             )
+        check_registers(self.threads, **self.kept_registers)
         needed = self.accumulator_registers + self.other_registers
         if needed > self.consumer_registers:
             raise ValueError(
@@ -336,12 +389,15 @@ class BackwardConfig(TileConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
-        features += [] if self.bias is None else [f"bias_{self.bias}"]
+        features = self.features
         features += ["deterministic"] if self.deterministic else []
         features += ["splits"] if self.splits_heads else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
+
+    @property
+    def kept_registers(self) -> dict[str, int]:
+        """Of a thread, for the roles that give others away."""
+        return {"producer": self.producer_registers}
 
     @property
     def other_registers(self) -> int:
@@ -387,37 +443,6 @@ class BackwardConfig(TileConfig):
         return self.key_ctas
 
     @property
-    def warpgroups(self) -> int:
-        """Consumer warpgroups."""
-        return WARPGROUPS
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA, the producer warpgroup included."""
-        return (1 + WARPGROUPS) * WARPGROUP
-
-    @property
-    def producer_registers(self) -> int:
-        """A thread of the producer warpgroup keeps so many."""
-        return PRODUCER_REGISTERS[WARPGROUPS]
-
-    @property
-    def consumer_registers(self) -> int:
-        """A consumer thread gets so many: an equal part of what the producer leaves."""
-        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // WARPGROUPS
-        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
-
-    @property
-    def k_steps(self) -> int:
-        """Of MMA_COLUMNS, over the head dim that q and k share."""
-        return -(-self.head_dim // MMA_COLUMNS)
-
-    @property
-    def v_steps(self) -> int:
-        """Likewise of v and dout."""
-        return -(-self.head_dim_v // MMA_COLUMNS)
-
-    @property
     def dk_columns(self) -> int:
         """Of dk in registers: without padding."""
         return self.k_steps * MMA_COLUMNS
@@ -444,16 +469,6 @@ class BackwardConfig(TileConfig):
         """Of a consumer thread where most are alive: dk, dv, p and dp in float32, p in 16 bit if `values_early`."""
         halves = self.tile_m // 2 if self.values_early else 0
         return (self._elements_a_row + halves) * WARPGROUP_ROWS // WARPGROUP
-
-    @property
-    def k_bytes(self) -> int:
-        """Of the tile of k."""
-        return self.tile_n * self.columns * self.element_bytes
-
-    @property
-    def v_bytes(self) -> int:
-        """Of the tile of v."""
-        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def row_bytes(self) -> int:

@@ -36,14 +36,14 @@ class BackwardWideConfig(BackwardConfig):
         return 3
 
     @property
-    def threads(self) -> int:
-        """Of a CTA, the producer warpgroup included."""
-        return (1 + self.warpgroups) * WARPGROUP
-
-    @property
     def producer_registers(self) -> int:
         """A thread of the producer warpgroup keeps so many."""
         return 24
+
+    @property
+    def kept_registers(self) -> dict[str, int]:
+        """Of a thread, for the roles that give others away."""
+        return {"producer": self.producer_registers, "queries": self.queries_registers}
 
     @property
     def slabs_at_once(self) -> int:

@@ -9,7 +9,15 @@ from jax_fa4.configs.features import feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import schedule_param
 
-__all__ = ["KernelConfig", "round_up", "rows_of", "swizzle_bytes"]
+__all__ = [
+    "BlockConfig",
+    "KernelConfig",
+    "check_registers",
+    "consumer_registers",
+    "round_up",
+    "rows_of",
+    "swizzle_bytes",
+]
 
 SMEM_LIMIT = 227 * 1024  # bytes of shared memory a CTA may opt into, sm_90 and sm_100
 REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
@@ -22,6 +30,7 @@ WORD_BYTES = 4
 TILE_WORDS = 8  # that tell of a tile: five, padded
 PACKED_WORDS = 16  # of one of a packed sequence: eight more
 REGISTER_STEP = 8  # setmaxnreg takes multiples of it
+FEWEST_REGISTERS = 24  # of a thread that setmaxnreg leaves
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
 PRODUCER_REGISTERS = {1: 56, 2: 24, 3: 32}  # a thread, by consumer warpgroups: the rest divides into REGISTER_STEPs
 OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics, descriptors, addresses, ring states
@@ -31,7 +40,63 @@ MMA_COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KernelConfig:
+class BlockConfig:
+    """What forward kernels share: blocks of `tile_n` keys stand in a ring of `kv_stages` for K and another for V."""
+
+    arch: str
+    dtype: Literal["bfloat16", "float16"]
+    head_dim: int
+    head_dim_v: int
+    tile_n: int
+    kv_stages: int
+    has_left: bool = False
+    has_right: bool = False
+    has_q_offset: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+    has_cu_seqlens: bool = False
+
+    def _check_call(self) -> None:
+        """What every architecture demands of a call's types and extents."""
+        if self.dtype not in ("bfloat16", "float16"):
+            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
+                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+
+    @property
+    def dims(self) -> str:
+        """The head dims in a kernel's name."""
+        return f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
+
+    @property
+    def element_bytes(self) -> int:
+        """Of q, k, v and out."""
+        return 2
+
+    @property
+    def columns(self) -> int:
+        """Of Q and K in shared memory: head_dim, padded."""
+        return round_up(self.head_dim, MMA_COLUMNS)
+
+    @property
+    def v_columns(self) -> int:
+        """Of V, and of O where that leaves through shared memory: head_dim_v, padded."""
+        return round_up(self.head_dim_v, MMA_COLUMNS)
+
+    @property
+    def k_bytes(self) -> int:
+        """Of one stage of the K ring."""
+        return self.tile_n * self.columns * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Of one stage of the V ring."""
+        return self.tile_n * self.v_columns * self.element_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelConfig(BlockConfig):
     """One compiled kernel; no length, batch, head count, scale or window value is part of it.
 
     A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
@@ -44,25 +109,13 @@ class KernelConfig:
     forbid it.
     """
 
-    arch: str
     kernel: Literal["forward", "grouped", "decode"]
-    dtype: Literal["bfloat16", "float16"]
-    head_dim: int
-    head_dim_v: int
     tile_m: int
-    tile_n: int
-    kv_stages: int
     q_stages: int = 1
     persistent: bool = False
     staggered: bool = False
     q_register_steps: int = 0
     tells_tiles: bool = True
-    has_left: bool = False
-    has_right: bool = False
-    has_q_offset: bool = False
-    has_q_lengths: bool = False
-    has_kv_lengths: bool = False
-    has_cu_seqlens: bool = False
     has_segments: bool = False
     has_mask: bool = False
     has_softcap: bool = False
@@ -82,6 +135,7 @@ class KernelConfig:
         if self.tile_n % 16 or not 0 < self.tile_n <= 256:
             raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
         self._check_smem()
+        check_registers(self.threads, producer=self.producer_registers)
         needed = self.accumulator_registers + OTHER_REGISTERS
         if needed > self.consumer_registers:
             raise ValueError(
@@ -90,12 +144,7 @@ class KernelConfig:
             )
 
     def _check_call(self) -> None:
-        """What every architecture demands of a call's types and extents."""
-        if self.dtype not in ("bfloat16", "float16"):
-            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
-        for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
-                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+        super()._check_call()
         if self.bias not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"bias must be None, float32, bfloat16 or float16, got {self.bias}")
 
@@ -113,16 +162,10 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        dims = f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
         flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
         features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
         features += [] if self.bias is None else [f"bias_{self.bias}"]
-        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, dims, *features])
-
-    @property
-    def element_bytes(self) -> int:
-        """Of q, k, v and out."""
-        return 2
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
     def warpgroups(self) -> int:
@@ -147,24 +190,13 @@ class KernelConfig:
     @property
     def consumer_registers(self) -> int:
         """A consumer thread gets so many: an equal part of what the producer leaves."""
-        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // self.warpgroups
-        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
+        return consumer_registers(self.producer_registers, self.warpgroups)
 
     @property
     def accumulator_registers(self) -> int:
         """Of a consumer thread: scores and output in float32, weights and a part of Q in 16 bit."""
         columns = self.tile_n + self.v_columns + (self.tile_n + self.q_register_steps * MMA_COLUMNS) // 2
         return columns * WARPGROUP_ROWS // WARPGROUP
-
-    @property
-    def columns(self) -> int:
-        """Of Q and K in shared memory: head_dim, padded."""
-        return round_up(self.head_dim, MMA_COLUMNS)
-
-    @property
-    def v_columns(self) -> int:
-        """Of V and O in shared memory: head_dim_v, padded."""
-        return round_up(self.head_dim_v, MMA_COLUMNS)
 
     @property
     def cluster_ctas(self) -> int:
@@ -201,16 +233,6 @@ class KernelConfig:
         """Of such a place, whichever is wider: Q or, where it leaves through it, O."""
         columns = max(self.columns, self.v_columns) if self.out_by_tma else self.columns
         return WARPGROUP_ROWS * columns * self.element_bytes
-
-    @property
-    def k_bytes(self) -> int:
-        """Of one stage of the K ring."""
-        return self.tile_n * self.columns * self.element_bytes
-
-    @property
-    def v_bytes(self) -> int:
-        """Of one stage of the V ring."""
-        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def out_by_tma(self) -> bool:
@@ -303,6 +325,23 @@ def rows_of(name: str, dtype: str, dims: tuple[Extent, ...]) -> tuple[PointerPar
             for step in steps
         ),
     )
+
+
+def consumer_registers(producer_registers: int, warpgroups: int) -> int:
+    """A thread of so many consumer warpgroups gets so many: an equal part of what the producer's leave."""
+    left = (REGISTER_FILE // WARPGROUP - producer_registers) // warpgroups
+    return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
+
+
+def check_registers(threads: int, **kept: int) -> None:
+    """Roles that give registers away must start with at least what they keep: else the instruction is illegal."""
+    launch = REGISTER_FILE // threads // REGISTER_STEP * REGISTER_STEP
+    for role, registers in kept.items():
+        if registers > launch or registers % REGISTER_STEP or registers < FEWEST_REGISTERS:
+            raise ValueError(
+                f"{role}_registers must be a multiple of {REGISTER_STEP} from {FEWEST_REGISTERS} to {launch}, with "
+                f"which {threads} threads start, got {registers}"
+            )
 
 
 def swizzle_bytes(row_bytes: int) -> int:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
-    MMA_COLUMNS,
     SMEM_LIMIT,
     WARPGROUP,
     WARPGROUP_ROWS,
+    BlockConfig,
     KernelConfig,
     swizzle_bytes,
 )
@@ -115,39 +115,23 @@ class CombineConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(BlockConfig):
     """One compiled kernel; no length, batch, head count, group, scale or window value is part of it.
 
-    Key blocks of `tile_n` keys stand in a ring of `kv_stages` for K and another for V, so that two CTAs share an SM
-    where the head dims allow it. With `page_size` keys and values lie in pages. Raises ValueError where shared memory
-    or an instruction forbids it.
+    Stages are as many as let two CTAs share an SM where the head dims allow it. With `page_size` keys and values lie in
+    pages. `has_cu_seqlens`: offsets are those of queries, and a schedule knows all lengths. Raises ValueError where
+    shared memory or an instruction forbids it.
     """
 
-    arch: str
     kernel: Literal["decode"] = "decode"
-    dtype: Literal["bfloat16", "float16"]
-    head_dim: int
-    head_dim_v: int
-    tile_n: int
-    kv_stages: int
     page_size: int | None = None
-    has_left: bool = False
-    has_right: bool = False
-    has_q_offset: bool = False
-    has_q_lengths: bool = False
-    has_kv_lengths: bool = False
-    has_cu_seqlens: bool = False  # of queries; a schedule knows all lengths
     has_softcap: bool = False
     has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
             raise ValueError(f"arch must be sm_90a, got {self.arch}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
-        for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
-                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+        self._check_call()
         if self.tile_n not in (64, 128):
             raise ValueError(f"tile_n must be 64 or 128, got {self.tile_n}")
         if self.kv_stages < 1:
@@ -160,21 +144,15 @@ class DecodeConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        dims = f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
         flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
         features = [name.removeprefix("has_") for name in flags if getattr(self, name) and name != "has_sinks"]
         features += [] if self.page_size is None else [f"page{self.page_size}"]
-        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, dims, *features])
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
     def kernels(self) -> tuple[DecodeConfig, CombineConfig]:
         """Both in the order of their launches. A sink joins where everything is summed."""
         return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self, has_split_counts=True)
-
-    @property
-    def element_bytes(self) -> int:
-        """Of q, k, v and out."""
-        return 2
 
     @property
     def threads(self) -> int:
@@ -187,29 +165,9 @@ class DecodeConfig:
         return min(SMEM_PER_SM // (self.smem_bytes + RESERVED), 2)
 
     @property
-    def columns(self) -> int:
-        """Of Q and K in shared memory: head_dim, padded."""
-        return _round_up(self.head_dim, MMA_COLUMNS)
-
-    @property
-    def v_columns(self) -> int:
-        """Of V in shared memory: head_dim_v, padded."""
-        return _round_up(self.head_dim_v, MMA_COLUMNS)
-
-    @property
     def q_bytes(self) -> int:
         """Of the Q tile."""
         return WARPGROUP_ROWS * self.columns * self.element_bytes
-
-    @property
-    def k_bytes(self) -> int:
-        """Of one stage of the K ring."""
-        return self.tile_n * self.columns * self.element_bytes
-
-    @property
-    def v_bytes(self) -> int:
-        """Of one stage of the V ring."""
-        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -358,7 +316,3 @@ def _config(spec: AttentionSpec, tile_n: int) -> DecodeConfig:
     one = config(1)
     halves, whole = ((limit - one.q_bytes) // one.stage_bytes for limit in (SMEM_PER_SM // 2 - RESERVED, SMEM_LIMIT))
     return config(min(halves if halves >= 3 else whole, MAX_STAGES))
-
-
-def _round_up(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -6,17 +6,14 @@ import dataclasses
 from collections.abc import Collection
 from typing import Literal
 
-from jax_fa4.configs.backward import WARPGROUPS, BackwardConfig, PostprocessConfig, PreprocessConfig, TileConfig
+from jax_fa4.configs.backward import WARPGROUPS, BackwardConfig, KeysConfig, PostprocessConfig, PreprocessConfig
 from jax_fa4.configs.config import (
     MBARRIER_BYTES,
-    MMA_COLUMNS,
-    REGISTER_FILE,
-    REGISTER_LIMIT,
-    REGISTER_STEP,
     SMEM_LIMIT,
     WARPGROUP,
     WARPGROUP_ROWS,
     KernelConfig,
+    check_registers,
     round_up,
 )
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
@@ -33,7 +30,7 @@ STAGED_PITCH = 40  # floats from one of its rows to the next: writes of neighbou
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoresConfig(TileConfig):
+class ScoresConfig(KeysConfig):
     """A CTA owns `tile_n` keys, half of them for each of two consumer warpgroups, and walks over tiles of queries.
 
     `kept` is what it makes of the gradients ds of their scores:
@@ -47,16 +44,6 @@ class ScoresConfig(TileConfig):
 
     kernel: Literal["backward_scores"] = "backward_scores"
     kept: Literal["tiles", "rows", "total"]
-    tile_n: int
-    has_left: bool = False
-    has_right: bool = False
-    has_q_offset: bool = False
-    has_q_lengths: bool = False
-    has_kv_lengths: bool = False
-    has_segments: bool = False
-    has_mask: bool = False
-    has_softcap: bool = False
-    bias: Literal["float32", "bfloat16", "float16"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,19 +53,12 @@ class ScoresConfig(TileConfig):
             raise ValueError("there must be a bias or a softcap, got neither")
         if self.smem_bytes > SMEM_LIMIT:
             raise ValueError(f"{self.name} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+        check_registers(self.threads, producer=self.producer_registers)
 
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
-        features += [] if self.bias is None else [f"bias_{self.bias}"]
-        return "_".join(["jax_fa4", self.kernel, self.kept, self.arch, self.dtype, self.dims, *features])
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA: consumers first, then the producer warpgroup."""
-        return (1 + WARPGROUPS) * WARPGROUP
+        return "_".join(["jax_fa4", self.kernel, self.kept, self.arch, self.dtype, self.dims, *self.features])
 
     @property
     def producer_registers(self) -> int:
@@ -86,35 +66,9 @@ class ScoresConfig(TileConfig):
         return 40
 
     @property
-    def consumer_registers(self) -> int:
-        """A consumer thread gets so many."""
-        left = (REGISTER_FILE // WARPGROUP - self.producer_registers) // WARPGROUPS
-        return min(left // REGISTER_STEP * REGISTER_STEP, REGISTER_LIMIT)
-
-    @property
     def columns(self) -> int:
         """Of q and k in shared memory: head_dim, padded to whole slabs."""
         return round_up(self.head_dim, self.slab)
-
-    @property
-    def k_steps(self) -> int:
-        """Of MMA_COLUMNS, over the head dim that q and k share."""
-        return -(-self.head_dim // MMA_COLUMNS)
-
-    @property
-    def v_steps(self) -> int:
-        """Likewise of v and dout."""
-        return -(-self.head_dim_v // MMA_COLUMNS)
-
-    @property
-    def k_bytes(self) -> int:
-        """Of a tile of k."""
-        return self.tile_n * self.columns * self.element_bytes
-
-    @property
-    def v_bytes(self) -> int:
-        """Of a tile of v."""
-        return self.tile_n * self.v_columns * self.element_bytes
 
     @property
     def staged_floats(self) -> int:

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from jax_fa4 import configs
 from jax_fa4.configs import KernelConfig, all_configs, backward_config, decode_config, forward_config, sm90
 from jax_fa4.configs.decode import prefers_decode
 from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
@@ -134,6 +135,18 @@ def test_a_deterministic_backward_counts_turns_and_visits_every_tile():
 def test_two_ctas_share_the_keys_of_wide_heads(head_dims, ctas):
     config = backward_config(spec(*head_dims), "sm_90a")
     assert config.cluster_ctas == ctas
+
+
+def test_a_role_that_gives_registers_away_keeps_no_more_than_it_starts_with(monkeypatch):
+    wide = backward_config(spec(256), "sm_90a")
+    producer = "producer_registers must be a multiple of 8 from 24 to {}, with which {} threads start, got {}"
+    monkeypatch.setattr(type(wide), "slabs_at_once", 3)  # 40 + 3 * 32 = 136
+    with pytest.raises(ValueError, match=f"^{producer.replace('producer', 'queries').format(128, 512, 136)}$"):
+        dataclasses.replace(wide)
+    monkeypatch.setitem(configs.config.PRODUCER_REGISTERS, 2, 176)
+    for make in (lambda: KernelConfig(**GOOD), lambda: backward_config(spec(), "sm_90a")):
+        with pytest.raises(ValueError, match=f"^{producer.format(168, 384, 176)}$"):
+            make()
 
 
 @pytest.mark.parametrize("head_dims", [(192, 192), (256, 256)], ids=str)
