@@ -12,6 +12,7 @@ import numpy as np
 from jax_fa4.checks.values import (
     array,
     broadcastable,
+    cut_to_int32,
     described,
     fail,
     floating_dtype,
@@ -64,7 +65,7 @@ def _bound(name: str, value: Any) -> int | jax.Array | None:
         if number < 0:
             fail(ValueError, f"{name} must be None or >= 0", number, "None is unbounded")
         return min(number, LARGEST_POSITION)  # wider than any sequence is
-    return integer_dtype(name, rank_0(name, value, "None, an integer"))
+    return cut_to_int32(integer_dtype(name, rank_0(name, value, "None, an integer")))
 
 
 def offset(value: Any, batch: tuple[int, ...]) -> jax.Array:
@@ -101,7 +102,7 @@ def segment_ids(q_ids: Any, kv_ids: Any, batch: tuple[int, ...], t: int, s: int)
             )
     ids = []
     for name, value, size, letter in ("q_segment_ids", q_ids, t, "T"), ("kv_segment_ids", kv_ids, s, "S"):
-        x = integers(name, value, (*batch, size), f"[*batch, {letter}]")
+        x = integers(name, value, (*batch, size), f"[*batch, {letter}]", are_ids=True)
         if x.shape[-1] != size:
             fail(ValueError, f"{name} must have {size} entries in its last axis", x.shape[-1])
         ids.append(x)

@@ -13,6 +13,7 @@ __all__ = [
     "array",
     "broadcastable",
     "choice",
+    "cut_to_int32",
     "described",
     "dtype_of",
     "fail",
@@ -53,6 +54,8 @@ def _of_numpy(name: str, value: np.ndarray | np.generic) -> jax.Array:
     except (TypeError, ValueError):  # the first for a dtype, the second for a masked array
         pass
     kind = "float0" if value.dtype == jax.dtypes.float0 else value.dtype.name
+    if not value.dtype.isnative:
+        kind += " in the other byte order"
     fail(TypeError, f"{name} must be an array that JAX can hold", f"{type(value).__name__} of {kind}")
 
 
@@ -103,12 +106,27 @@ def integer_dtype(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
-def int32(name: str, value: Any) -> jax.Array:
-    """An integer array as int32, which must hold what can be read of it here."""
+def int32(name: str, value: Any, *, are_ids: bool = False) -> jax.Array:
+    """An integer array as int32, which must hold what can be read of it here; what can't be read is cut.
+
+    `are_ids`: only which are equal matters, so those of uint32 may wrap around.
+    """
     x = integer_dtype(name, array(name, value))
+    if are_ids and x.dtype == jnp.uint32:
+        return x.astype(jnp.int32)
     limits = np.iinfo(np.int32)
     if isinstance(value, np.ndarray) and (furthest := outlier(value, limits.min, limits.max)) is not None:
         fail(ValueError, f"{name} must hold 32-bit integers", furthest)
+    return cut_to_int32(x)
+
+
+def cut_to_int32(x: jax.Array) -> jax.Array:
+    """Integers as int32; what that can't hold becomes its nearest number, where a cast alone would wrap around."""
+    given, limits = jnp.iinfo(x.dtype), np.iinfo(np.int32)
+    if given.min < limits.min:
+        x = jnp.maximum(x, jnp.asarray(limits.min, x.dtype))
+    if given.max > limits.max:
+        x = jnp.minimum(x, jnp.asarray(limits.max, x.dtype))
     return x.astype(jnp.int32)
 
 
@@ -120,9 +138,9 @@ def outlier(value: np.ndarray, lowest: int, highest: int) -> int | None:
     return next((n for n in extremes if not lowest <= n <= highest), None)
 
 
-def integers(name: str, value: Any, shape: tuple[int, ...], letters: str) -> jax.Array:
-    """An integer array that broadcasts to `shape`, with all its axes, as int32."""
-    return broadcastable(name, int32(name, value), shape, letters)
+def integers(name: str, value: Any, shape: tuple[int, ...], letters: str, *, are_ids: bool = False) -> jax.Array:
+    """An integer array that broadcasts to `shape`, with all its axes, as int32; see there for `are_ids`."""
+    return broadcastable(name, int32(name, value, are_ids=are_ids), shape, letters)
 
 
 def floating_dtype(name: str, x: jax.Array) -> jax.Array:

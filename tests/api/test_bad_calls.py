@@ -38,6 +38,12 @@ CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "k must be an array that JAX can hold, got MaskedArray of float32",
     ),
     (
+        "q-big-endian",
+        {"q": Q.astype(">f4")},
+        TypeError,
+        "q must be an array that JAX can hold, got ndarray of float32 in the other byte order",
+    ),
+    (
         "v-tangent-of-integers",
         {"v": np.zeros(KV.shape, jax.dtypes.float0)},
         TypeError,

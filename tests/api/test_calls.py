@@ -148,6 +148,31 @@ def test_one_segment_row_serves_every_batch_entry():
     same(jax_fa4.attention(**X, **ids), jax_fa4.attention(**X, **rows))
 
 
+@pytest.mark.parametrize(("dtype", "far"), [(jnp.uint32, 2**32 - 1), (jnp.int64, 2**32 + 1)], ids=["uint32", "int64"])
+def test_integers_of_wider_types_are_cut_where_a_cast_would_wrap_around(dtype, far, monkeypatch):
+    monkeypatch.setattr(jax_fa4.rules, "attend", lambda x, spec: (x, None))  # all that is passed on
+    with jax.enable_x64(True):
+        far = jnp.asarray(far, dtype)
+        x: Any = jax_fa4.attention(**X, window=(far, far), q_offset=far, kv_lengths=far[None], q_lengths=far[None])
+    cut = [x.window_left, x.window_right, *x.q_offset, *x.kv_lengths, *x.q_lengths]
+    assert [int(number) for number in cut] == [2**31 - 1] * 5
+
+
+def test_a_token_at_a_position_beyond_int32_is_written_nowhere():
+    pool, new, table = X["k"][:, :4], X["k"][:1, :1], jnp.asarray([[0, 1]])
+    with jax.enable_x64(True):
+        far = jnp.asarray([[2**32 + 1]], jnp.int64)
+        pools = jax.jit(jax_fa4.append_kv)(pool, pool, new, new, table, far)
+    same(pools, (pool, pool))
+
+
+def test_segment_ids_of_uint32_stay_different(monkeypatch):
+    monkeypatch.setattr(jax_fa4.rules, "attend", lambda x, spec: (x, None))
+    ids = np.asarray([0, 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1], np.uint32)
+    x: Any = jax_fa4.attention(**X, q_segment_ids=ids, kv_segment_ids=jnp.zeros(8, jnp.uint32))
+    assert len(set(np.asarray(x.q_segment_ids).ravel().tolist())) == 6
+
+
 def test_new_values_of_traced_options_compile_nothing():
     traces = []
 
