@@ -135,7 +135,8 @@ def _compile_backward_sm90(config: BackwardConfig, options: str) -> Any:
     from .core.inputs import Inputs
     from .core.rows import GlobalRows
     from .core.scheduler import Grid
-    from .sm90.backward import BackwardSm90, Packed, Parts, Rows
+    from .sm90.backward import BackwardSm90, Parts
+    from .sm90.backward_keys import Packed, Rows
     from .sm90.backward_wide import BackwardWideSm90
 
     implementation: Any = BackwardWideSm90 if config.is_wide else BackwardSm90

@@ -153,7 +153,7 @@ def _row(spec: AttentionSpec) -> Row | None:
 def backward(spec: AttentionSpec) -> BackwardConfig | None:
     """The backward kernels of a spec, or None where there are none."""
     is_wide = max(spec.head_dim, spec.head_dim_v) > NARROW_LIMIT
-    if not has_known_dtypes(spec) or packs_with_others(spec) or (is_wide and spec.mask.has_cu_seqlens):
+    if not has_known_dtypes(spec) or packs_with_others(spec):
         return None
     has_elements = spec.has_softcap or spec.mask.has_dense or spec.bias_dtype is not None
     row = first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)

@@ -74,7 +74,7 @@ def backward(
     grids = (
         *(buffers.one_cta() for _ in schedules),
         queries,
-        buffers.listed_keys() if is_packed else buffers.backward_ctas(config),
+        buffers.listed_keys(config) if is_packed else buffers.backward_ctas(config),
         queries,
         *(buffers.key_tiles() for _ in config.key_postprocess),
         *(buffers.score_tiles(each) for each in scores),

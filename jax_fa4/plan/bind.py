@@ -233,9 +233,9 @@ class Buffers:
         """Query heads of all batch entries."""
         return as_expr(self.extents["q_heads"]) * self.extents["batch"]
 
-    def listed_keys(self) -> Expr:
-        """A CTA for each tile that a schedule of keys may have, of each kv head."""
-        return (self.extents["kv_places"] - as_expr(1)) * self.extents["kv_heads"]
+    def listed_keys(self, config: BackwardConfig) -> Expr:
+        """A cluster for each tile that a schedule of keys may have, of each kv head."""
+        return (self.extents["kv_places"] - as_expr(1)) * self.extents["kv_heads"] * config.cluster_ctas
 
     def listed_tiles(self) -> Expr:
         """A CTA for each tile that a schedule of queries may have, of each query head."""

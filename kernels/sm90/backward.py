@@ -75,23 +75,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
 from ..core import dense, mask, ptx, softcap
-from ..core.barriers import Edge, NamedBarrierId, make_pipelines
-from ..core.bounds import Bounds, Visit
-from ..core.dense import Dense
+from ..core.barriers import NamedBarrierId, make_pipelines
 from ..core.divide import divide, divide_with_rest
-from ..core.inputs import Inputs, key_blocks, read, sequence, window
-from ..core.packed import PackedTile, read_count, read_tile
-from ..core.rows import GlobalRows
-from ..core.scheduler import Grid, SingleTile, Tile
-from ..core.seqlen import Sequence
-from ..core.softmax import LOG2_E
+from ..core.inputs import Inputs, key_blocks, sequence, window
+from ..core.packed import read_count
+from ..core.scheduler import Grid, SingleTile
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .rows import store_rows
+from .backward_keys import Features, KeysSm90, Maps, Packed, Producers, Rows, Work
 
 if TYPE_CHECKING:
     from jax_fa4.configs import BackwardConfig
@@ -106,18 +101,6 @@ WARPGROUPS = 2
 SLAB = 64  # columns of a swizzle atom
 LOAD_WARP, ADD_WARP = 0, 1  # of the producer warpgroup, which comes first; from ADD_WARP one a consumer warpgroup
 HANDOVER = WARPGROUP + 32  # threads at the barriers between a consumer warpgroup and the warp that adds its dQ
-ALL_BITS = -1
-
-
-class Maps(NamedTuple):
-    """TMA copies of one tile each."""
-
-    q: cute.CopyAtom
-    dout: cute.CopyAtom
-    k: cute.CopyAtom
-    v: cute.CopyAtom
-    dk: cute.CopyAtom | None  # None: parts are written instead
-    dv: cute.CopyAtom | None
 
 
 class Parts(NamedTuple):
@@ -128,39 +111,12 @@ class Parts(NamedTuple):
     count: Int32
 
 
-class Packed(NamedTuple):
-    """What a call with packed sequences has beside others."""
-
-    schedule: cute.Pointer
-    dk: GlobalRows
-    dv: GlobalRows
-    q_slots: Int32
-
-
-class Rows(NamedTuple):
-    """Addresses of float32 numbers a query."""
-
-    lse_log2: cute.Pointer
-    delta: cute.Pointer
-    dq_sum: cute.Pointer
-    dq_turn: cute.Pointer | None  # int32
-
-
 class Turn(NamedTuple):
     """When a part of dQ is added."""
 
     counter: cute.Pointer  # int32: how many have been
     place: Int32  # how many come before
     stores: Boolean  # nobody has added, nor zeroed: what is there means nothing
-
-
-class Logits(NamedTuple):
-    """How scores become logits; None: compiled without."""
-
-    softmax_scale: Float32  # of dK
-    capped: Float32 | None  # softcap: s becomes tanh(capped * s)
-    biased: Float32 | None  # bias: then biased * s + bias
-    scale_log2: Float32  # then exp2(scale_log2 * s - lse), of any sign
 
 
 class Smem(NamedTuple):
@@ -182,45 +138,6 @@ class Smem(NamedTuple):
     delta: cute.Tensor  # (tile_m, dout_stages)
 
 
-class Work(NamedTuple):
-    """One tile of keys and the tiles of queries that see it, in some of the kv head's query heads or in all."""
-
-    grid: Grid
-    tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
-    first_head: Int32  # query head
-    heads: Int32
-    split: Int32 | int  # of the kv head's query heads
-    m_blocks: Int32  # tiles of queries of a head in lse_log2, delta, dq_sum and dq_turn
-    packed: PackedTile | None
-    seq: Sequence  # of the transposed problem, where a key sees queries
-    visit: Visit
-    logits: Logits
-
-    @property
-    def begin(self) -> Int32 | int:
-        """Where the sequence's keys begin among all."""
-        return 0 if self.packed is None else self.packed.begin
-
-    @property
-    def q_begin(self) -> Int32 | int:
-        """Where the sequence's queries begin among all."""
-        return 0 if self.packed is None else self.packed.other_begin
-
-    def q_tile(self, head: Int32, m_block: Int32) -> Int64:
-        """Place of a tile of queries in what has some for each tile; `head` counts those of the batch entry."""
-        first = 0 if self.packed is None else self.packed.other_slot
-        return (Int64(self.tile.batch) * self.grid.q_heads + head) * self.m_blocks + (m_block + first)
-
-
-class Producers(NamedTuple):
-    """The load warp's ends."""
-
-    k: PipelineProducer
-    v: PipelineProducer
-    q: PipelineProducer
-    dout: PipelineProducer
-
-
 class Walk(NamedTuple):
     """A consumer warpgroup's ends, and where it stands."""
 
@@ -233,15 +150,6 @@ class Walk(NamedTuple):
     m_block: Int32  # the tile in work
     q_stage: Int32  # where its Q lies
     ds_stage: Int32  # where its dS lies
-
-
-class Features(NamedTuple):
-    """What a consumer thread knows of a call's extras; None: compiled without."""
-
-    kv_ids: tuple[Int32, ...] | None  # segment ids of its keys
-    q_ids: cute.Pointer | None  # of all queries
-    mask: Dense | None
-    bias: Dense | None
 
 
 class Fragments(NamedTuple):
@@ -267,36 +175,18 @@ class Fragments(NamedTuple):
     features: Features
 
 
-class BackwardSm90:
+class BackwardSm90(KeysSm90):
     """The main backward kernel of one config. `launch` is compiled for its device code only."""
 
     def __init__(self, config: BackwardConfig) -> None:
-        self.config = config
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        super().__init__(config)
         self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.columns // SLAB
-        # of the transposed problem: rows are keys, columns are queries
-        self.bounds = Bounds(
-            tile_m=config.tile_n,
-            tile_n=config.tile_m,
-            has_left=config.has_right,
-            has_right=config.has_left,
-            has_padding=config.has_padding,
-        )
-        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
         self.scheduler = SingleTile(
             tile_m=config.tile_n,
-            kv_bytes=2 * bytes_a_query,  # half of L2: what a section still needs when the next begins
+            kv_bytes=2 * self.bytes_a_query,  # half of L2: what a section still needs when the next begins
             longest_first=config.longest_first,
             first_is_longest=True,
             even_sections=True,
-        )
-        warps = WARPGROUPS * WARPGROUP_WARPS
-        q_bytes, dout_bytes = config.q_bytes + config.row_bytes, config.dout_bytes + config.row_bytes
-        self.edges = (
-            Edge(name="k", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
-            Edge(name="v", stages=1, tx_bytes=config.v_bytes, consumer_warps=warps),
-            Edge(name="q", stages=config.q_stages, tx_bytes=q_bytes, consumer_warps=warps),
-            Edge(name="dout", stages=config.dout_stages, tx_bytes=dout_bytes, consumer_warps=warps),
         )
 
     @cute.jit
@@ -354,7 +244,9 @@ class BackwardSm90:
             self.run(maps, rows, packed, inputs, self.work(inputs, grid, parts, index), parts, warp_index)
         else:
             if index < count * grid.kv_heads:
-                self.run(maps, rows, packed, inputs, self.listed(packed, inputs, grid, index, count), parts, warp_index)
+                transposed = Grid(grid.kv_len, grid.q_len, grid.kv_heads, grid.kv_heads, grid.batch)
+                work = self.listed(packed, inputs, grid, transposed, index, count)
+                self.run(maps, rows, packed, inputs, work, parts, warp_index)
 
     @cute.jit
     def run(
@@ -394,19 +286,6 @@ class BackwardSm90:
             )
             self.consume(maps, packed, parts, smem, walk, work, wg, inputs)
 
-    def listed(self, packed: Packed | None, inputs: Inputs, grid: Grid, index: Int32, count: Int32) -> Work:
-        """The tile of CTA `index`, from a schedule of `count`."""
-        assert packed is not None, "only packed sequences have a schedule"
-        group = grid.q_heads // grid.kv_heads
-        transposed = Grid(grid.kv_len, grid.q_len, grid.kv_heads, grid.kv_heads, grid.batch)
-        position, head = self.scheduler.listed(index, count, transposed)
-        found = read_tile(packed.schedule, position)
-        tile = Tile(found.first_row(self.config.tile_n) // self.config.tile_n, head, head, found.batch)
-        left, right = window(inputs)
-        seq = found.sequence(right, left)  # it is the keys that see
-        visit = self.bounds.visit(tile.m_block, seq)
-        return Work(grid, tile, head * group, group, 0, packed.q_slots, found, seq, visit, self.logits(inputs))
-
     def work(self, inputs: Inputs, grid: Grid, parts: Parts | None, index: Int32) -> Work:
         """The tile of CTA `index`, and its share of the query heads."""
         logits = self.logits(inputs)
@@ -427,18 +306,7 @@ class BackwardSm90:
         within = key_blocks(inputs, grid._replace(q_len=grid.kv_len), tile, tile.m_block, self.config.tile_n)
         visit = self.bounds.visit(tile.m_block, seq, within)
         m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
-        return Work(grid, tile, first_head, heads, split, m_blocks, None, seq, visit, logits)
-
-    def logits(self, inputs: Inputs) -> Logits:
-        """Cap and scale of the call, as the steps from a score to a weight use them."""
-        softmax_scale = scale = read(inputs.softmax_scale)
-        capped = biased = None
-        if inputs.softcap is not None:
-            cap = read(inputs.softcap)
-            capped, scale = scale / cap, cap
-        if self.config.bias is not None:
-            biased, scale = scale, Float32(1.0)
-        return Logits(softmax_scale, capped, biased, scale * LOG2_E)
+        return Work(grid, tile, first_head, heads, m_blocks, None, seq, visit, logits, split=split)
 
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
@@ -521,23 +389,6 @@ class BackwardSm90:
         return pipes
 
     @cute.jit
-    def load_row(
-        self,
-        source: cute.Pointer,
-        target: cute.Tensor,
-        work: Work,
-        head: Int32,
-        m_block: Int32,
-        barrier: cute.Pointer,
-    ) -> None:
-        """Starts the copy of one statistic of a tile's queries."""
-        tile_m = self.config.tile_m
-        row = cute.make_tensor((source + work.q_tile(head, m_block) * tile_m).align(16), cute.make_layout(tile_m))
-        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
-        with cute.arch.elect_one():
-            cute.copy(atom, row, target, mbar_ptr=barrier)
-
-    @cute.jit
     def consume(
         self,
         maps: Maps,
@@ -612,24 +463,8 @@ class BackwardSm90:
             dq=cute.make_rmem_tensor(queries_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             place=place,
-            is_key=tuple(Int32(cutlass.select_(row < work.seq.q_len, Int32(ALL_BITS), Int32(0))) for row in place.rows),
+            is_key=self.is_key(work, place),
             features=self.features(inputs, work, place),
-        )
-
-    def features(self, inputs: Inputs, work: Work, place: mask.Place) -> Features:
-        """What the calling thread needs of the call's extras."""
-        tile, grid = work.tile, work.grid
-        kv_ids = q_ids = None
-        if inputs.q_segment_ids is not None:
-            entry = Int64(tile.batch * grid.kv_heads + tile.q_head)
-            q_ids = inputs.q_segment_ids + entry * grid.q_len
-            ids = inputs.kv_segment_ids + entry * grid.kv_len
-            kv_ids = tuple(read(ids + cutlass.min(row, grid.kv_len - 1)) for row in place.rows)
-        return Features(
-            kv_ids=kv_ids,
-            q_ids=q_ids,
-            mask=dense.present(inputs.mask, inputs.mask_strides),
-            bias=dense.present(inputs.bias, inputs.bias_strides),
         )
 
     @cute.jit
@@ -657,19 +492,6 @@ class BackwardSm90:
             self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
             self.clear_rows(smem.dout[None, None, dout], seen, config.tile_m, config.v_columns)
             self.cleared()
-
-    @cute.jit
-    def clear_rows(self, tile: cute.Tensor, first: Int32, rows: int, columns: int) -> None:
-        """Zeroes rows [first, rows) of a tile; all consumer threads take part."""
-        words, row_words = cute.recast_tensor(tile, Int32), columns * self.config.element_bytes // 4
-        thread = cute.arch.thread_idx()[0] - WARPGROUP
-        for word in cutlass.range(thread, (rows - first) * row_words, WARPGROUPS * WARPGROUP, unroll=1):
-            words[first + word // row_words, word % row_words] = Int32(0)
-
-    def cleared(self) -> None:
-        """Waits until all consumer threads have cleared their part. Waits: clear. Signals: clear."""
-        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=WARPGROUPS * WARPGROUP)
 
     @cute.jit
     def first_step(self, fragments: Fragments, smem: Smem, walk: Walk, work: Work, wg: Int32, m_block: Int32) -> Walk:
@@ -837,20 +659,6 @@ class BackwardSm90:
         if seen is not None:
             dense.hide_unset(scores, seen, 2 * blocks.start, hidden=0.0)
 
-    def seen(self, fragments: Fragments, walk: Walk, work: Work, ragged: bool) -> tuple[Int32, ...] | None:
-        """What a mask array lets be seen of the tile in work, read while S runs; None without one."""
-        array, place = fragments.features.mask, fragments.place
-        if array is None:
-            return None
-        columns = self.columns_of(array, place, walk, work)
-        return dense.bits(columns, place, walk.m_block * self.config.tile_m, ragged=ragged)
-
-    def columns_of(self, array: Dense, place: mask.Place, walk: Walk, work: Work) -> dense.Rows:
-        """What an array has for the thread's keys, in the head in work."""
-        tile, grid = work.tile, work.grid
-        head = walk.head - tile.batch * grid.q_heads
-        return dense.columns_of(array, place, tile.batch, head, grid.q_len, grid.kv_len)
-
     def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
         """Starts S^T = K Q^T."""
         scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
@@ -915,13 +723,6 @@ class BackwardSm90:
         self.copy_to_smem(mma.scores_mma(self.dtype, self.config.tile_m), dscores, target)
         cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
-
-    def copy_to_smem(self, tiled: cute.TiledMma, accumulator: cute.Tensor, target: cute.Tensor) -> None:
-        """A 16-bit accumulator of `tiled` to a tile whose rows lie apart."""
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
-        copy = cute.make_tiled_copy_C(atom, tiled).get_slice(thread)
-        cute.copy(copy, copy.retile(accumulator), copy.partition_D(target))
 
     def hand_over(self, fragments: Fragments, smem: Smem, wg: Int32) -> None:
         """The warpgroup's part of dQ goes to smem, for its adding warp. Waits: dq.empty. Signals: dq.full.
@@ -1009,14 +810,6 @@ class BackwardSm90:
         first_column = wg * SLAB if self.query_slabs == 1 else 0
         return min(max(self.config.sum_columns - first_column, 0), SLAB) * SLAB * Float32.width // 8
 
-    def first_tile(self, m_block: Int32, work: Work) -> Int32 | int:
-        """The first tile of keys that a tile of queries sees some of: those from there on visit it, if they see it."""
-        seq = work.seq
-        if seq.window_right is None:
-            return 0
-        first_key = m_block * self.config.tile_m - seq.diagonal - seq.window_right
-        return cutlass.max(first_key, 0) // self.config.tile_n
-
     @cute.jit
     def finish(
         self,
@@ -1041,9 +834,12 @@ class BackwardSm90:
         is_whole = Boolean(True)
         if cutlass.const_expr(packed is not None):
             rows = self.rows_left(work, first_row)
+            dv, dk = (None, None) if packed is None else (packed.dv, packed.dk)
+            of_dv, of_dk = (config.v_columns, config.head_dim_v), (config.columns, config.head_dim)
             is_whole = rows >= WARPGROUP_ROWS
             if (rows > 0) & (rows < WARPGROUP_ROWS):
-                self.store_rows(packed, smem, work, first_row, rows, wg, barrier)
+                self.store_rows(dv, smem.v[None, None, wg], work, first_row, rows, *of_dv, barrier)
+                self.store_rows(dk, smem.k[None, None, wg], work, first_row, rows, *of_dk, barrier)
         if (cute.arch.thread_idx()[0] % WARPGROUP // 32 == 0) & is_whole:
             for atom, tiles, columns in (
                 (maps.dv, smem.v, config.v_columns),
@@ -1054,31 +850,6 @@ class BackwardSm90:
                 cute.copy(atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
-
-    def rows_left(self, work: Work, first_row: Int32) -> Int32:
-        """How many of its keys a packed sequence still has at `first_row`."""
-        assert work.packed is not None, "others have all rows of an array"
-        return work.packed.room - first_row
-
-    def store_rows(
-        self,
-        packed: Packed | None,
-        smem: Smem,
-        work: Work,
-        first_row: Int32,
-        rows: Int32,
-        wg: Int32,
-        barrier: Int32,
-    ) -> None:
-        """The first `rows` of the warpgroup's rows of dK and dV."""
-        assert packed is not None, "only then are rows stored one by one"
-        config, tile = self.config, work.tile
-        for array, tiles, columns, head_dim in (
-            (packed.dv, smem.v, config.v_columns, config.head_dim_v),
-            (packed.dk, smem.k, config.columns, config.head_dim),
-        ):
-            start = array.row(tile.batch, work.begin + first_row, tile.q_head)
-            store_rows(tiles[None, None, wg], start, array.row_stride, rows, columns, head_dim, barrier)
 
     def store_parts(self, parts: Parts | None, fragments: Fragments, work: Work, wg: Int32) -> None:
         """Stores the warpgroup's part of dK, not scaled, and of dV from registers, in their order."""

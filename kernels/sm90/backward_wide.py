@@ -38,7 +38,7 @@ for. Query tiles are visited downwards; each CTA loads half of the slabs of Q an
 
 Parameters as of `BackwardSm90`, with boxes of tile_m = 64 rows. Grid (ceil(kv_len / tile_n) * kv_heads *
 batch * 2, 1, 1), block (threads, 1, 1), cluster (2, 1, 1). With q_len = 0 nothing is copied through the maps of q and
-dout.
+dout. With has_cu_seqlens a cluster has a tile of the schedule, or none.
 """
 
 from __future__ import annotations
@@ -48,20 +48,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.pipeline import PipelineConsumer
 
 from ..core import dense, mask, ptx, softcap
-from ..core.barriers import Edge, NamedBarrierId, make_pipelines, release
-from ..core.bounds import Bounds, Visit
-from ..core.dense import Dense
-from ..core.inputs import Inputs, key_blocks, read, sequence, window
-from ..core.scheduler import Grid, SingleTile, Tile
-from ..core.seqlen import Sequence
-from ..core.softmax import LOG2_E
+from ..core.barriers import NamedBarrierId, make_pipelines, release
+from ..core.inputs import Inputs, key_blocks, sequence, window
+from ..core.packed import read_count
+from ..core.rows import GlobalRows
+from ..core.scheduler import Grid, SingleTile
 from ..core.tma import Corner, fetch, partition
 from . import mma
-from .backward import Features, Logits, Maps, Producers, Rows
+from .backward_keys import Features, KeysSm90, Maps, Packed, Producers, Rows, Work
 
 if TYPE_CHECKING:
     from jax_fa4.configs.backward_wide import BackwardWideConfig
@@ -78,7 +76,6 @@ HOLDERS = 2  # warpgroups that hold dV and dK
 EVERY_CTA = 0b11
 SLAB = 64  # columns of a swizzle atom
 LOAD_WARP = 0  # of the producer warpgroup, which comes first; its other warps only give their registers away
-ALL_BITS = -1
 WORDS = 4  # in 16 bytes
 
 
@@ -106,19 +103,6 @@ class Exchange(NamedTuple):
 
     full: cute.Pointer
     free: cute.Pointer
-
-
-class Work(NamedTuple):
-    """One tile of keys and the tiles of queries that see it, in each of the kv head's query heads."""
-
-    grid: Grid
-    tile: Tile  # its m_block counts tiles of keys, its q_head kv heads
-    rank: Int32  # of the CTA in the cluster
-    first_key: Int32  # of the CTA
-    seq: Sequence  # of the transposed problem, where a key sees queries
-    visit: Visit
-    group: Int32
-    logits: Logits
 
 
 class Walk(NamedTuple):
@@ -168,34 +152,26 @@ class Scores(NamedTuple):
     is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
 
 
-class BackwardWideSm90:
+class Leaving(NamedTuple):
+    """How dK or dV leaves."""
+
+    atom: cute.CopyAtom  # all rows of the tile
+    rows: GlobalRows | None  # or some of them; None: sequences are not packed
+    tile: cute.Tensor  # in smem
+
+
+class BackwardWideSm90(KeysSm90):
     """The main backward kernel of one config. `launch` is compiled for its device code only."""
 
+    config: BackwardWideConfig
+
     def __init__(self, config: BackwardWideConfig) -> None:
-        self.config = config
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
-        # of the transposed problem: rows are keys, columns are queries
-        self.bounds = Bounds(
-            tile_m=config.tile_n,
-            tile_n=config.tile_m,
-            has_left=config.has_right,
-            has_right=config.has_left,
-            has_padding=config.has_kv_lengths,
-        )
-        bytes_a_query = (config.head_dim + config.head_dim_v) * config.element_bytes + 4 * config.sum_columns
+        super().__init__(config)
         self.scheduler = SingleTile(
             tile_m=config.tile_n,
-            kv_bytes=bytes_a_query,
+            kv_bytes=self.bytes_a_query,
             longest_first=config.longest_first,
             first_is_longest=True,
-        )
-        warps = HOLDERS * WARPGROUP_WARPS
-        q_bytes, dout_bytes = config.q_bytes + config.row_bytes, config.dout_bytes + config.row_bytes
-        self.edges = (
-            Edge(name="k", stages=1, tx_bytes=config.k_bytes, consumer_warps=warps),
-            Edge(name="v", stages=1, tx_bytes=config.v_bytes, consumer_warps=warps),
-            Edge(name="q", stages=config.q_stages, tx_bytes=q_bytes, consumer_warps=warps, ctas=CLUSTER),
-            Edge(name="dout", stages=config.dout_stages, tx_bytes=dout_bytes, consumer_warps=warps, ctas=CLUSTER),
         )
 
     @cute.jit
@@ -210,6 +186,7 @@ class BackwardWideSm90:
         rows: Rows,
         inputs: Inputs,
         grid: Grid,
+        packed: Packed | None = None,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
@@ -227,7 +204,7 @@ class BackwardWideSm90:
             dk=atom(store, dk, KEYS, config.columns),
             dv=atom(store, dv, KEYS, config.v_columns),
         )
-        self.kernel(maps, rows, inputs, grid).launch(
+        self.kernel(maps, rows, packed, inputs, grid).launch(
             grid=(CLUSTER * grid.batch, 1, 1),
             block=(config.threads, 1, 1),
             cluster=(CLUSTER, 1, 1),
@@ -236,22 +213,47 @@ class BackwardWideSm90:
         )
 
     @cute.kernel
-    def kernel(self, maps: Maps, rows: Rows, inputs: Inputs, grid: Grid) -> None:
+    def kernel(self, maps: Maps, rows: Rows, packed: Packed | None, inputs: Inputs, grid: Grid) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             for atom in maps:
                 cpasync.prefetch_descriptor(atom)
-        logits = self.logits(inputs)
+        index = cute.arch.block_idx()[0]
         # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
         group = grid.q_heads // grid.kv_heads
         transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
-        index = cute.arch.block_idx()[0]
-        tile, rank = self.scheduler.tile(index // CLUSTER, transposed), index % CLUSTER
-        first_key = tile.m_block * self.config.tile_n + rank * KEYS
+        cluster, rank = index // CLUSTER, index % CLUSTER
+        count = 0 if packed is None else read_count(packed.schedule)
+        if cutlass.const_expr(packed is None):
+            work = self.work(inputs, grid, transposed, cluster)
+            self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
+        else:
+            if cluster < count * grid.kv_heads:
+                work = self.listed(packed, inputs, grid, transposed, cluster, count)
+                self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
+
+    def work(self, inputs: Inputs, grid: Grid, transposed: Grid, index: Int32) -> Work:
+        """The tile of cluster `index`."""
+        logits = self.logits(inputs)
+        tile = self.scheduler.tile(index, transposed)
+        group = grid.q_heads // grid.kv_heads
         seq = sequence(inputs, grid, tile, window(inputs)).transposed()
         within = key_blocks(inputs, transposed, tile, tile.m_block, self.config.tile_n)
         visit = self.bounds.visit(tile.m_block, seq, within)
-        work = Work(grid, tile, rank, first_key, seq, visit, group, logits)
+        m_blocks = (grid.q_len + (self.config.tile_m - 1)) // self.config.tile_m
+        return Work(grid, tile, tile.q_head * group, group, m_blocks, None, seq, visit, logits)
+
+    def first_key(self, work: Work) -> Int32:
+        """Of the CTA, in its sequence."""
+        return work.tile.m_block * self.config.tile_n + work.rank * KEYS
+
+    def peer_key(self, work: Work) -> Int32:
+        """Of the other CTA of the cluster."""
+        return work.tile.m_block * self.config.tile_n + (1 - work.rank) * KEYS
+
+    @cute.jit
+    def run(self, maps: Maps, rows: Rows, packed: Packed | None, inputs: Inputs, work: Work, warp_index: Int32) -> None:
+        """A tile, in the role of the calling warp."""
         smem = self.allocate()
         exchange = self.make_exchange()
         ends = make_pipelines(self.edges)
@@ -263,33 +265,22 @@ class BackwardWideSm90:
         else:
             walk = Walk(
                 **{name: ends[name][1] for name in ("k", "v", "q", "dout")},
-                head=tile.batch * grid.q_heads + tile.q_head * group,
+                head=work.tile.batch * work.grid.q_heads + work.first_head,
                 m_block=Int32(0),
                 turn=Int32(0),
             )
             if warp_index < 2 * WARPGROUP_WARPS:
                 cute.arch.setmaxregister_increase(self.config.consumer_registers)
-                self.make_weights(maps, smem, exchange, walk, work, inputs)
+                self.make_weights(maps, packed, smem, exchange, walk, work, inputs)
             elif warp_index < 3 * WARPGROUP_WARPS:
                 cute.arch.setmaxregister_increase(self.config.consumer_registers)
-                self.make_dscores(maps, smem, exchange, walk, work)
+                self.make_dscores(maps, packed, smem, exchange, walk, work)
             else:
                 cute.arch.setmaxregister_decrease(self.config.queries_registers)
                 self.make_queries(rows, smem, exchange, walk, work)
         # the other CTA may still arrive at barriers of this one
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-
-    def logits(self, inputs: Inputs) -> Logits:
-        """Cap and scale of the call, as the steps from a score to a weight use them."""
-        softmax_scale = scale = read(inputs.softmax_scale)
-        capped = biased = None
-        if inputs.softcap is not None:
-            cap = read(inputs.softcap)
-            capped, scale = scale / cap, cap
-        if self.config.bias is not None:
-            biased, scale = scale, Float32(1.0)
-        return Logits(softmax_scale, capped, biased, scale * LOG2_E)
 
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
@@ -345,13 +336,13 @@ class BackwardWideSm90:
         visit = work.visit
         if visit.num_n_blocks > 0:
             self.load_keys(maps, smem, pipes, work)
-            for h in cutlass.range(work.group, unroll=1):
-                head = work.tile.q_head * work.group + h
+            for h in cutlass.range(work.heads, unroll=1):
+                head = work.first_head + h
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     pipes = self.load_queries(maps, rows, smem, pipes, work, head, visit.first - i)
                     if h + i == 0:
                         slot = pipes.v.acquire()
-                        corner = Corner(work.first_key, work.tile.q_head, work.tile.batch)
+                        corner = Corner(self.first_key(work) + work.begin, work.tile.q_head, work.tile.batch)
                         fetch(maps.v, (KEYS, self.config.v_columns), corner, smem.v[None, None, 0], slot)
                     # before the next Q, whose slot is free only once dO has been waited for
                     pipes = self.load_dout(maps, rows, smem, pipes, work, head, visit.first - i)
@@ -362,11 +353,11 @@ class BackwardWideSm90:
         config, tile = self.config, work.tile
         slot = pipes.k.acquire()
         for slab in range(config.slabs):
-            corner = Corner(work.first_key, tile.q_head, tile.batch, slab * SLAB)
+            corner = Corner(self.first_key(work) + work.begin, tile.q_head, tile.batch, slab * SLAB)
             fetch(maps.k, (KEYS, SLAB), corner, smem.k_slabs[None, None, slab], slot)
-        peer_key = work.first_key + (1 - 2 * work.rank) * KEYS
         for i in range(config.peer_slabs):
-            corner = Corner(peer_key, tile.q_head, tile.batch, (self.first_slab(work.rank) + i) * SLAB)
+            column = (self.first_slab(work.rank) + i) * SLAB
+            corner = Corner(self.peer_key(work) + work.begin, tile.q_head, tile.batch, column)
             fetch(maps.k, (KEYS, SLAB), corner, smem.peer_k[None, None, i], slot)
 
     def first_slab(self, rank: Int32) -> Int32:
@@ -406,25 +397,21 @@ class BackwardWideSm90:
         self, atom: cute.CopyAtom, target: cute.Tensor, m_block: Int32, head: Int32, slab: Int32, slot: Any, work: Work
     ) -> None:
         """Starts the copy of one slab of a tile of queries into both CTAs."""
-        corner = Corner(m_block * self.config.tile_m, head, work.tile.batch, slab * SLAB)
+        corner = Corner(m_block * self.config.tile_m + work.q_begin, head, work.tile.batch, slab * SLAB)
         destination, source = partition(atom, (self.config.tile_m, SLAB), corner, target)
         cute.copy(atom, source, destination, tma_bar_ptr=slot.barrier, mcast_mask=Int16(EVERY_CTA))
 
     @cute.jit
-    def load_row(
-        self, source: cute.Pointer, target: cute.Tensor, work: Work, head: Int32, m_block: Int32, barrier: cute.Pointer
+    def make_weights(
+        self,
+        maps: Maps,
+        packed: Packed | None,
+        smem: Smem,
+        exchange: Exchange,
+        walk: Walk,
+        work: Work,
+        inputs: Inputs,
     ) -> None:
-        """Starts the copy of one statistic of a tile's queries."""
-        tile_m, grid = self.config.tile_m, work.grid
-        m_blocks = (grid.q_len + (tile_m - 1)) // tile_m
-        first = (Int64(work.tile.batch) * grid.q_heads + head) * m_blocks + m_block
-        row = cute.make_tensor((source + first * tile_m).align(16), cute.make_layout(tile_m))
-        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=tile_m * Float32.width)
-        with cute.arch.elect_one():
-            cute.copy(atom, row, target, mbar_ptr=barrier)
-
-    @cute.jit
-    def make_weights(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work, inputs: Inputs) -> None:
         """Waits: k.full, q.full, dout.full, ds.free. Signals: q.empty, dout.empty, weights."""
         fragments = self.weights_fragments(smem, work, inputs)
         fragments.dv.fill(ptx.zero())
@@ -432,7 +419,7 @@ class BackwardWideSm90:
         if visit.num_n_blocks > 0:
             walk.k.wait()
             self.clear_keys(smem, work)
-            for _ in cutlass.range(work.group, unroll=1):
+            for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_weights(fragments, smem, walk, work, visit.first)
                 for span in visit.spans:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
@@ -440,10 +427,14 @@ class BackwardWideSm90:
                         edges = (span.right, span.left)
                         walk = self.next_weights(fragments, smem, exchange, walk, work, m_block, *edges)
                 walk = self.last_weights(fragments, smem, exchange, walk)
-        self.finish(maps.dv, fragments.dv, smem.v[None, None, 0], self.config.v_columns, work, fragments.place, 0, None)
+        leaves = Leaving(maps.dv, None if packed is None else packed.dv, smem.v[None, None, 0])
+        config, place = self.config, fragments.place
+        self.finish(leaves, fragments.dv, config.v_columns, config.head_dim_v, work, place, 0, None)
 
     @cute.jit
-    def make_dscores(self, maps: Maps, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
+    def make_dscores(
+        self, maps: Maps, packed: Packed | None, smem: Smem, exchange: Exchange, walk: Walk, work: Work
+    ) -> None:
         """Waits: k.full, v.full, q.full, dout.full, weights. Signals: q.empty, dout.empty, ds.full."""
         fragments = self.scores_fragments(smem, work)
         fragments.dk.fill(ptx.zero())
@@ -452,13 +443,14 @@ class BackwardWideSm90:
             walk.k.wait()  # for the one that clears
             walk.v.wait()
             self.clear_keys(smem, work)
-            for _ in cutlass.range(work.group, unroll=1):
+            for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_dscores(fragments, smem, exchange, walk, work, visit.first)
                 for i in cutlass.range(1, visit.num_n_blocks, unroll=1):
                     walk = self.next_dscores(fragments, smem, exchange, walk, work, visit.first - i)
                 walk = self.last_dscores(fragments, walk)
-        scale = work.logits.softmax_scale
-        self.finish(maps.dk, fragments.dk, smem.k[None, None, 0], self.config.columns, work, fragments.place, 1, scale)
+        leaves = Leaving(maps.dk, None if packed is None else packed.dk, smem.k[None, None, 0])
+        config, place, scale = self.config, fragments.place, work.logits.softmax_scale
+        self.finish(leaves, fragments.dk, config.columns, config.head_dim, work, place, 1, scale)
 
     def weights_fragments(self, smem: Smem, work: Work, inputs: Inputs) -> Weights:
         """Descriptors and registers of a thread of `weights`."""
@@ -468,7 +460,7 @@ class BackwardWideSm90:
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
         by_scores, by_values = scores_mma.get_slice(0), values_mma.get_slice(0)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        place = mma.place(work.first_key, thread, config.tile_m)
+        place = mma.place(self.first_key(work), thread, config.tile_m)
         weights = cute.make_rmem_tensor(values_mma.partition_shape_A((KEYS, config.tile_m)), self.dtype)
         return Weights(
             k=scores_mma.make_fragment_A(by_scores.partition_A(smem.k))[None, None, None, 0],
@@ -489,7 +481,7 @@ class BackwardWideSm90:
         keys_mma = self.holder_mma(config.columns)
         by_scores, by_keys = scores_mma.get_slice(0), keys_mma.get_slice(0)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        place = mma.place(work.first_key, thread, config.tile_m)
+        place = mma.place(self.first_key(work), thread, config.tile_m)
         dscores_shape = keys_mma.partition_shape_A((KEYS, config.tile_m))
         return Scores(
             v=scores_mma.make_fragment_A(by_scores.partition_A(smem.v))[None, None, None, 0],
@@ -499,23 +491,7 @@ class BackwardWideSm90:
             dscores=cute.make_rmem_tensor(dscores_shape, self.dtype),
             dk=cute.make_rmem_tensor(keys_mma.partition_shape_C((KEYS, config.columns)), Float32),
             place=place,
-            is_key=tuple(Int32(cutlass.select_(row < work.seq.q_len, Int32(ALL_BITS), Int32(0))) for row in place.rows),
-        )
-
-    def features(self, inputs: Inputs, work: Work, place: mask.Place) -> Features:
-        """What the calling thread needs of the call's extras."""
-        tile, grid = work.tile, work.grid
-        kv_ids = q_ids = None
-        if inputs.q_segment_ids is not None:
-            entry = Int64(tile.batch * grid.kv_heads + tile.q_head)
-            q_ids = inputs.q_segment_ids + entry * grid.q_len
-            ids = inputs.kv_segment_ids + entry * grid.kv_len
-            kv_ids = tuple(read(ids + cutlass.min(row, grid.kv_len - 1)) for row in place.rows)
-        return Features(
-            kv_ids=kv_ids,
-            q_ids=q_ids,
-            mask=dense.present(inputs.mask, inputs.mask_strides),
-            bias=dense.present(inputs.bias, inputs.bias_strides),
+            is_key=self.is_key(work, place),
         )
 
     @cute.jit
@@ -524,11 +500,11 @@ class BackwardWideSm90:
 
         What V holds there reaches its own rows of dV alone, and what lies beyond the array was filled in as zeros.
         """
-        if cutlass.const_expr(self.config.has_kv_lengths):
+        if cutlass.const_expr(self.config.has_padding):
             config, seq = self.config, work.seq
-            if seq.q_len - work.tile.m_block * config.tile_n < config.tile_n and seq.q_len < work.grid.kv_len:
-                own = cutlass.max(seq.q_len - work.first_key, 0)
-                peer = cutlass.max(seq.q_len - (work.first_key + (1 - 2 * work.rank) * KEYS), 0)
+            seen = seq.q_len - work.tile.m_block * config.tile_n
+            if seen < config.tile_n and work.begin + seq.q_len < work.grid.kv_len:
+                own, peer = (cutlass.max(seq.q_len - key, 0) for key in (self.first_key(work), self.peer_key(work)))
                 self.clear_rows(smem.k[None, None, 0], own, KEYS, config.columns)
                 for i in cutlass.range_constexpr(config.peer_slabs):
                     self.clear_rows(smem.peer_k[None, None, i], peer, KEYS, SLAB)
@@ -537,29 +513,16 @@ class BackwardWideSm90:
     @cute.jit
     def clear_queries(self, smem: Smem, walk: Walk, work: Work, m_block: Int32) -> None:
         """Zeroes rows of Q and dO beyond the sequence, as of K. Waits: q.full, dout.full, clear. Signals: clear."""
-        if cutlass.const_expr(self.config.has_q_lengths):
+        if cutlass.const_expr(self.config.clears_queries):
             config, seq = self.config, work.seq
             seen = seq.kv_len - m_block * config.tile_m
-            if seen < config.tile_m and seq.kv_len < work.grid.q_len:
+            if seen < config.tile_m and work.q_begin + seq.kv_len < work.grid.q_len:
                 walk.q.wait()
                 walk.dout.wait()
                 q, dout = walk.q.current_handle().index, walk.dout.current_handle().index
                 self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
                 self.clear_rows(smem.dout[None, None, dout], seen, config.tile_m, config.v_columns)
                 self.cleared()
-
-    @cute.jit
-    def clear_rows(self, tile: cute.Tensor, first: Int32, rows: int, columns: int) -> None:
-        """Zeroes rows [first, rows) of a tile; all consumer threads take part."""
-        words, row_words = cute.recast_tensor(tile, Int32), columns * self.config.element_bytes // 4
-        thread = cute.arch.thread_idx()[0] - WARPGROUP
-        for word in cutlass.range(thread, (rows - first) * row_words, HOLDERS * WARPGROUP, unroll=1):
-            words[first + word // row_words, word % row_words] = Int32(0)
-
-    def cleared(self) -> None:
-        """Waits until all consumer threads have cleared their part. Waits: clear. Signals: clear."""
-        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.CLEAR, number_of_threads=HOLDERS * WARPGROUP)
 
     @cute.jit
     def first_weights(self, fragments: Weights, smem: Smem, walk: Walk, work: Work, m_block: Int32) -> Walk:
@@ -688,20 +651,6 @@ class BackwardWideSm90:
             mask.hide_other_segments(part, place, start, *ids, grid.q_len, ragged=edges.ragged, hidden=0.0)
         if seen is not None:
             dense.hide_unset(part, seen, 2 * block, hidden=0.0)
-
-    def seen(self, fragments: Weights, walk: Walk, work: Work, ragged: bool) -> tuple[Int32, ...] | None:
-        """What a mask array lets be seen of the tile in work, read while S runs; None without one."""
-        array, place = fragments.features.mask, fragments.place
-        if array is None:
-            return None
-        columns = self.columns_of(array, place, walk, work)
-        return dense.bits(columns, place, walk.m_block * self.config.tile_m, ragged=ragged)
-
-    def columns_of(self, array: Dense, place: mask.Place, walk: Walk, work: Work) -> dense.Rows:
-        """What an array has for the thread's keys, in the head in work."""
-        tile, grid = work.tile, work.grid
-        head = walk.head - tile.batch * grid.q_heads
-        return dense.columns_of(array, place, tile.batch, head, grid.q_len, grid.kv_len)
 
     def pass_weights(self, fragments: Weights, smem: Smem, exchange: Exchange, walk: Walk) -> None:
         """Hands W of the tile in work to the other warpgroup. Waits: ds.free. Signals: weights."""
@@ -879,20 +828,13 @@ class BackwardWideSm90:
         """
         return mma.values_mma(self.dtype, columns if columns <= 3 * SLAB else columns // 2)
 
-    def copy_to_smem(self, tiled: cute.TiledMma, accumulator: cute.Tensor, target: cute.Tensor) -> None:
-        """A 16-bit accumulator of `tiled` to a tile whose rows lie apart."""
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), self.dtype)
-        copy = cute.make_tiled_copy_C(atom, tiled).get_slice(thread)
-        cute.copy(copy, copy.retile(accumulator), copy.partition_D(target))
-
     @cute.jit
     def make_queries(self, rows: Rows, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:
         """Waits: k.full, ds.full. Signals: ds.free, turn."""
         visit = work.visit
         if visit.num_n_blocks > 0:
             walk.k.wait()
-            for _ in cutlass.range(work.group, unroll=1):
+            for _ in cutlass.range(work.heads, unroll=1):
                 for i in cutlass.range(visit.num_n_blocks, unroll=1):
                     walk = walk._replace(m_block=visit.first - i)
                     self.sum_queries(rows, smem, exchange, walk, work)
@@ -974,8 +916,7 @@ class BackwardWideSm90:
         """
         config = self.config
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        m_blocks = (work.grid.q_len + (config.tile_m - 1)) // config.tile_m
-        tile = Int64(walk.head) * m_blocks + walk.m_block
+        tile = work.place_of(Int64(walk.head), walk.m_block)
         turn = self.take_turn(rows, tile, walk, work, slab)
         first = (tile * config.slabs + slab) * (SLAB * config.tile_m) + 4 * thread
         elements = mma.rows_and_columns(dq)
@@ -1001,14 +942,6 @@ class BackwardWideSm90:
             cute.arch.barrier(barrier_id=NamedBarrierId.ORDER, number_of_threads=WARPGROUP)
         return turn
 
-    def first_tile(self, m_block: Int32, work: Work) -> Int32 | int:
-        """The first tile of keys that a tile of queries sees some of: those from there on visit it, if they see it."""
-        seq = work.seq
-        if seq.window_right is None:
-            return 0
-        first_key = m_block * self.config.tile_m - seq.diagonal - seq.window_right
-        return cutlass.max(first_key, 0) // self.config.tile_n
-
     @cute.jit
     def pass_turn(self, turn: cute.Pointer | None) -> None:
         """The next tile of keys may add. Waits: order."""
@@ -1029,10 +962,10 @@ class BackwardWideSm90:
     @cute.jit
     def finish(
         self,
-        atom: cute.CopyAtom,
+        leaves: Leaving,
         acc: cute.Tensor,
-        target: cute.Tensor,
         columns: cutlass.Constexpr,
+        head_dim: cutlass.Constexpr,
         work: Work,
         place: mask.Place,
         wg: cutlass.Constexpr,
@@ -1042,17 +975,24 @@ class BackwardWideSm90:
 
         Waits: turn, store. Signals: turn, store.
         """
-        if cutlass.const_expr(self.config.has_kv_lengths):
+        if cutlass.const_expr(self.config.has_padding):
             _keep_rows(acc, [row < work.seq.q_len for row in place.rows])
         rounded = self.round(acc, scale)
         cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
-        self.copy_to_smem(self.holder_mma(columns), rounded, target)
+        self.copy_to_smem(self.holder_mma(columns), rounded, leaves.tile)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.STORE + wg, number_of_threads=WARPGROUP)
-        if cute.arch.thread_idx()[0] % WARPGROUP // WARP == 0:
-            corner = Corner(work.first_key, work.tile.q_head, work.tile.batch)
-            source, destination = partition(atom, (KEYS, columns), corner, target)
-            cute.copy(atom, source, destination)
+        barrier, first_key = NamedBarrierId.STORE + wg, self.first_key(work)
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+        is_whole = Boolean(True)
+        if cutlass.const_expr(leaves.rows is not None):
+            rows = self.rows_left(work, first_key)
+            is_whole = rows >= KEYS
+            if (rows > 0) & (rows < KEYS):
+                self.store_rows(leaves.rows, leaves.tile, work, first_key, rows, columns, head_dim, barrier)
+        if (cute.arch.thread_idx()[0] % WARPGROUP // WARP == 0) & is_whole:
+            corner = Corner(first_key + work.begin, work.tile.q_head, work.tile.batch)
+            source, destination = partition(leaves.atom, (KEYS, columns), corner, leaves.tile)
+            cute.copy(leaves.atom, source, destination)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copies have left smem, so the CTA may go
 

@@ -52,12 +52,6 @@ def test_the_reason_names_what_has_no_kernel(unsupported, reason):
     assert support.why_unsupported(unsupported, "sm_90a") == reason
 
 
-def test_packed_sequences_of_wide_heads_have_no_gradient_kernel():
-    wide = spec(head_dim=136, head_dim_v=136, mask=MaskSpec(has_cu_seqlens=True))
-    reason = "jax_fa4 has no sm_90a gradient kernel for packed sequences"
-    assert support.why_no_gradient(wide, "sm_90a") == reason
-
-
 def test_pages_have_no_gradient_kernel():
     in_pages = spec(mask=MaskSpec(has_right=True, has_kv_lengths=True), page_size=16)
     reason = "jax_fa4 has no sm_90a gradient kernel for pages of keys"

@@ -154,9 +154,10 @@ def calls_in_pages():
 
 
 def packed_calls():
-    for head_dim, deterministic in itertools.product((64, 128), (False, True)):
+    for head_dim, deterministic in itertools.product((64, 128, 192), (False, True)):
         packed(head_dim, deterministic)
-    packed(128, False, q_lengths=[0, 1, 64, 190], kv_lengths=[0, 127, 9, 197])
+    for head_dim in (128, 256):
+        packed(head_dim, False, q_lengths=[0, 1, 64, 190], kv_lengths=[0, 127, 9, 197])
 
 
 GROUPS = {

@@ -160,10 +160,12 @@ def test_vmap_gives_what_a_loop_gives():
         assert_close({"bias": got}, {**x, "q": np.asarray(q)}, dout, dlse)
 
 
-def test_the_cap_of_packed_sequences_has_a_gradient():
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_the_cap_of_packed_sequences_has_a_gradient(head_dim):
     rng, offsets = np.random.default_rng(0), np.array([3, 3, 130, 194, 1000], np.int32)
     heads = {"q": 4, "k": 2, "v": 2}
-    x = {name: rng.standard_normal((1020, n, 64)).astype(testing.np_dtype("bfloat16")) for name, n in heads.items()}
+    dtype = testing.np_dtype("bfloat16")
+    x = {name: rng.standard_normal((1020, n, head_dim)).astype(dtype) for name, n in heads.items()}
     arrays = {name: jnp.asarray(a) for name, a in x.items()}
     options = {"causal": True, "cu_seqlens_q": jnp.asarray(offsets), "return_lse": True, "implementation": "kernel"}
     results, pullback = jax.vjp(lambda cap: jax_fa4.attention_varlen(**arrays, **options, softcap=cap), jnp.float32(3))

@@ -28,6 +28,7 @@ RAGGED = {  # queries and keys differ, with rows of no sequence in front, behind
 }
 MANY = 65_536
 DIFFERENTIATED = ("q", "k", "v", "sinks")
+WIDTHS = pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
 GRADIENT_OPTIONS = {name: OPTIONS[name] for name in ("full", "causal", "window", "sinks")}
 
 
@@ -197,16 +198,24 @@ def assert_gradients_close(got, x):
 
 
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS.values(), ids=GRADIENT_OPTIONS)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
 def test_gradients_of_a_document_come_from_itself_alone(dims, options):
     x = documents(tail=70, dims=dims, **options)
     assert_gradients_close(gradients(x), x)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_rows_of_no_sequence_are_zero(causal):
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_gradients_of_every_head_dim_are_as_exact_as_its_precision_allows(dims):
+    x = documents((129, 0, 300, 1), dims=dims, causal=True, dtype="float16")
+    assert_gradients_close(gradients(x), x)
+
+
+@pytest.mark.parametrize(
+    ("causal", "dims"), [(False, (64, 64)), (True, (64, 64)), (True, (136, 8)), (False, (192, 192)), (True, (256, 256))]
+)
+def test_gradients_of_rows_of_no_sequence_are_zero(causal, dims):
     lengths = {"q_lengths": [40, 5, 0, 1, 260], "kv_lengths": [64, 130, 9, 0, 300]}
-    x = packed(800, 900, **RAGGED, **lengths, causal=causal)
+    x = packed(800, 900, **RAGGED, **lengths, causal=causal, dims=dims)
     got = gradients(x)
     assert_gradients_close(got, x)
     for name, side in (("q", "q"), ("k", "kv"), ("v", "kv")):
@@ -218,9 +227,10 @@ def test_gradients_of_rows_of_no_sequence_are_zero(causal):
         assert not got[name][~used].astype(np.float32).any()
 
 
-def test_gradients_don_t_depend_on_what_another_sequence_holds():
+@WIDTHS
+def test_gradients_don_t_depend_on_what_another_sequence_holds(dims):
     lengths = (100, 77, 300, 20)
-    x = documents(lengths, tail=30, causal=True)
+    x = documents(lengths, tail=30, causal=True, dims=dims)
     spoilt = {**x, **{name: x[name].copy() for name in "qkv"}}
     for name in "qkv":
         spoilt[name][100:177] = np.nan
@@ -232,8 +242,9 @@ def test_gradients_don_t_depend_on_what_another_sequence_holds():
         assert not got[name][sum(lengths) :].astype(np.float32).any()
 
 
-def test_deterministic_gradients_have_the_same_bits_in_every_run():
-    x = documents((700, 129, 0, 1, 450, 300), causal=True, heads=8)
+@WIDTHS
+def test_deterministic_gradients_have_the_same_bits_in_every_run(dims):
+    x = documents((700, 129, 0, 1, 450, 300), causal=True, heads=8, dims=dims)
     first = gradients(x, deterministic=True)
     assert_gradients_close(first, x)
     for _ in range(10):

@@ -17,10 +17,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def operands(q_len=40, kv_len=130, heads=2, kv_heads=1, batch=(1,)):
-    cell = testing.Cell(
-        batch=batch, q=q_len, k=kv_len, kv_heads=kv_heads, group=heads // kv_heads, head_dim=64, dtype="bfloat16"
-    )
+def operands(q_len=40, kv_len=130, heads=2, kv_heads=1, batch=(1,), **dims):
+    sizes = {"q": q_len, "k": kv_len, "kv_heads": kv_heads, "group": heads // kv_heads}
+    cell = testing.Cell(batch=batch, dtype="bfloat16", **{"head_dim": 64, **sizes, **dims})
     return [testing.random(cell)[name] for name in "qkv"]
 
 
@@ -149,9 +148,9 @@ def test_what_has_no_kernel_is_refused():
         attention_varlen(**x | {name: x[name].astype(np.float32) for name in "qkv"}, implementation="emulate")
 
 
-def packed(q_len, kv_len, **offsets):
+def packed(q_len, kv_len, dims=None, **offsets):
     """Keyword arguments of `attention_varlen`; rows of no sequence are NaN."""
-    q, k, v = (np.array(a[0]) for a in operands(q_len, kv_len))
+    q, k, v = (np.array(a[0]) for a in operands(q_len, kv_len, **dims or {}))
     x = {"q": q, "k": k, "v": v, **{name: np.array(value, np.int32) for name, value in offsets.items()}}
     for name, side in (("q", "q"), ("k", "kv"), ("v", "kv")):
         starts = offsets.get(f"cu_seqlens_{side}", offsets["cu_seqlens_q"])
@@ -163,6 +162,8 @@ def packed(q_len, kv_len, **offsets):
 
 OFFSETS = {"cu_seqlens_q": [3, 3, 70, 150], "cu_seqlens_kv": [0, 9, 140, 150], "q_lengths": [5, 60, 80]}
 OFFSETS |= {"kv_lengths": [9, 131, 4]}
+FEW = {"cu_seqlens_q": [1, 1, 20, 86], "cu_seqlens_kv": [0, 5, 81, 90], "q_lengths": [5, 18, 65]}
+FEW |= {"kv_lengths": [4, 70, 9]}
 
 
 @needs_compiler
@@ -174,12 +175,22 @@ def test_packed_sequences_are_exact_whatever_lies_beside_them():
 
 
 @needs_compiler
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deterministic):
-    x = packed(q_len=165, kv_len=170, **OFFSETS) | {"causal": True, "softmax_scale": np.float32(0.2)}
-    wanted = ("q", "k", "v", "softmax_scale")
-    dout = np.random.default_rng(3).standard_normal(x["q"].shape).astype(x["q"].dtype)
-    dlse = np.random.default_rng(4).standard_normal((2, 165)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("deterministic", "dims", "by"),
+    [
+        (False, {}, {"softmax_scale": np.float32(0.2)}),
+        (True, {}, {"softmax_scale": np.float32(0.2)}),
+        (True, {"head_dim": 192, "head_dim_v": 128}, {"softcap": np.float32(3)}),
+        pytest.param(False, {"head_dim": 256, "head_dim_v": 136}, {}, marks=pytest.mark.matrix),
+    ],
+    ids=["d64", "d64-deterministic", "d192-v128-deterministic", "d256-v136"],
+)
+def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deterministic, dims, by):
+    x = packed(q_len=90, kv_len=91, dims=dims, **FEW) if dims else packed(q_len=165, kv_len=170, **OFFSETS)
+    x |= {"causal": True} | by
+    wanted = ("q", "k", "v", *by)
+    dout = np.random.default_rng(3).standard_normal((*x["q"].shape[:2], x["v"].shape[-1])).astype(x["q"].dtype)
+    dlse = np.random.default_rng(4).standard_normal((2, len(dout))).astype(np.float32)
     others = {name: value for name, value in x.items() if name not in wanted}
 
     def call(wrt):
@@ -198,7 +209,9 @@ def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deter
     for name in "qkv":
         assert not np.asarray(got[name], np.float32)[np.isnan(x[name].astype(np.float32)).any(axis=(1, 2))].any()
     kernels = [launch.entry.split("_sm_90a")[0].removeprefix("jax_fa4_") for launch in launches]
-    backward = ["schedule", "schedule", "preprocess", "backward", "postprocess"]
+    main = "backward_wide" if dims else "backward"
+    backward = ["schedule", "schedule", "preprocess", main, "postprocess"]
+    backward += ["backward_scores_total"] * ("softcap" in by)
     assert kernels == ["schedule", "forward", *backward]
 
 
