@@ -99,7 +99,8 @@ def attention(
         integer >= 0, or None for no bound; None is (None, None).
       q_offset: the key at which query 0 stands: an integer, also negative, or integers that broadcast to [*batch].
         Without `causal` and window it has no effect. None aligns the ends.
-      softcap: scores become softcap * tanh(scores / softcap), a number > 0; None caps nothing. Differentiable.
+      softcap: scores become softcap * tanh(scores / softcap), a number > 0, above 1e30 as much as that; None caps
+        nothing. Differentiable.
       sinks: [N] or [*batch, N], a floating dtype: logits that take part in each head's softmax and have no value.
         Above 2.3e38 they count as that. Differentiable.
       bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a key.

@@ -15,6 +15,7 @@ from jax_fa4.spec import Implementation
 
 __all__ = ["Options", "Window", "scale", "softmax_dtype", "with_softmax_changes", "with_window"]
 
+LARGEST_SOFTCAP = 1e30  # so that no score that matters, divided by it, is too small for float32
 LARGEST_SINK = 2.3e38  # so that softmax in powers of 2, which multiplies by log2(e), stays finite in float32
 Window = tuple[int | ArrayLike | None, int | ArrayLike | None]
 
@@ -57,7 +58,11 @@ def with_softmax_changes(x: Operands, softcap: Any, sinks: Any) -> Operands:
     """Adds softcap and sinks."""
     dtype = softmax_dtype(x.q)
     if softcap is not None:
-        softcap = jnp.asarray(checks.positive("softcap", softcap, dtype), dtype)
+        softcap = checks.positive("softcap", softcap, dtype)
+        if isinstance(softcap, float):
+            softcap = jnp.asarray(min(softcap, LARGEST_SOFTCAP), dtype)
+        else:
+            softcap = jnp.minimum(softcap.astype(dtype), LARGEST_SOFTCAP)
     if sinks is not None:
         sinks = jnp.minimum(checks.sinks(sinks, x.batch, x.q.shape[-2]).astype(dtype), LARGEST_SINK)
     return x._replace(softcap=softcap, sinks=sinks)

@@ -114,7 +114,8 @@ def attention_varlen(
       softmax_scale: what q k^T is multiplied by, a number > 0; None is 1 / sqrt(D). Differentiable.
       causal: True hides the keys after a query's place, as window[1] = 0 does.
       window: (left, right): how many keys a query sees before and after its place, as in `attention`.
-      softcap: scores become softcap * tanh(scores / softcap), a number > 0; None caps nothing. Differentiable.
+      softcap: scores become softcap * tanh(scores / softcap), a number > 0, above 1e30 as much as that; None caps
+        nothing. Differentiable.
       sinks: [N], a floating dtype: logits that take part in each head's softmax and have no value. Differentiable.
       return_lse: True also returns the logarithm of each row's sum of exponentials.
       deterministic: True makes gradients bitwise reproducible at some cost; the output always is.

@@ -166,6 +166,11 @@ def test_a_token_at_a_position_beyond_int32_is_written_nowhere():
     same(pools, (pool, pool))
 
 
+@pytest.mark.parametrize("cap", [float(np.finfo(np.float32).max), jnp.float32(3e38)], ids=["number", "array"])
+def test_the_largest_softcaps_cap_nothing(cap):
+    close(jax_fa4.attention(**X, softcap=cap, return_lse=True))
+
+
 def test_segment_ids_of_uint32_stay_different(monkeypatch):
     monkeypatch.setattr(jax_fa4.rules, "attend", lambda x, spec: (x, None))
     ids = np.asarray([0, 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1], np.uint32)
