@@ -126,10 +126,14 @@ def test_what_lies_beyond_a_length_changes_nothing_even_as_nan():
         np.testing.assert_array_equal(gradients[name].astype(np.float32), expected[name].astype(np.float32))
 
 
-def test_weights_of_missing_keys_that_overflow_reach_no_gradient():
-    """lse far below -88: exp2(-lse) is inf in rows of the tile beyond kv_len."""
-    small = cell(q=64, k=70)
-    x, dout, dlse, gradients, _ = emulate(small, MODES["late"], softmax_scale=0.0)
+@pytest.mark.parametrize("head_dim", [64, 136])
+def test_weights_of_missing_keys_that_overflow_reach_no_gradient(head_dim):
+    """lse far below -88: exp(-lse) is inf in rows of the tile beyond kv_len, which hold zeros."""
+    small = cell(q=64, k=70, head_dim=head_dim)
+    x = testing.random(small)
+    opposite = {"q": np.abs(x["q"]) + x["q"].dtype.type(2), "k": -np.abs(x["k"]) - x["k"].dtype.type(2)}
+    x, dout, dlse, gradients, _ = emulate(small, MODES["late"], softmax_scale=0.3, **opposite)
+    assert testing.attention(x).lse.max() < -100
     assert_exact(x, dout, dlse, gradients, small.dtype)
 
 

@@ -188,10 +188,19 @@ def test_gradients_are_one_call_on_arrays_as_they_lie_in_memory(layout):
 
 @needs_plugin
 def test_scratch_of_the_backward_is_dq_in_float32_and_two_numbers_a_query():
-    shapes = (2, 256, 8, 64), (2, 1024, 4, 64)
-    (_, (results, _)) = calls(compiled(pull(), shapes[0], shapes[1], shapes[1], shapes[0]))
+    q, kv = (2, 2048, 8, 64), (2, 4096, 4, 64)
+    args = [jax.ShapeDtypeStruct(shape, HALF, sharding=NamedSharding(h200.mesh(), P())) for shape in (q, kv, kv, q)]
+    program = jax.jit(pull()).lower(*args).compile()
+    (_, (results, _)) = calls(program.as_text())
     sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", results)]
-    assert sizes == [2 * 8 * 256 * 64, 2 * 8 * 256, 2 * 8 * 256]
+    rows = 2 * 8 * 2048
+    assert sizes == [rows * 64, rows, rows]
+    turns = math.prod(map(int, re.search(r"s32\[([\d,]+)\]", results)[1].split(",")))
+    assert turns <= rows // 32
+    passed_on = rows * (2 * 64 + 2 * 4)  # out and lse from the forward, and the cotangent of lse
+    used = program.memory_analysis().temp_size_in_bytes
+    assert used <= 4 * (sum(sizes) + turns) + passed_on + 2**16
+    assert used < 2 * 8 * 2048 * 4096  # a byte for each score
 
 
 @needs_plugin
@@ -278,6 +287,17 @@ def test_lengths_scales_and_windows_share_a_cubin(monkeypatch, tmp_path):
     ):
         lowered(functools.partial(jax_fa4.attention, softmax_scale=scale, window=window), q, kv, kv)
     assert len(list(tmp_path.glob("*.cubin"))) == 1
+
+
+def test_other_lengths_scales_and_windows_compile_no_kernel_of_a_gradient(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cubins, "get", lambda config, get=cubins.get: asked.append(config) or get(config))
+    few, many = ((1, 9, 6, 64), (1, 30, 3, 64)), (KV, (2, 177, 2, 64))
+    for (q, kv), scale, right in (((Q, KV), 0.5, 0), (many, 2.0, 9), (few, 1.0, 3)):
+        attend = functools.partial(jax_fa4.attention, softmax_scale=scale, window=(None, right))
+        lowered(lambda q, k, v, dout, attend=attend: jax.vjp(attend, q, k, v)[1](dout), q, kv, kv, q)
+    assert len(asked) == 3 * 4  # forward, preprocess, backward, postprocess
+    assert len(set(asked)) == 4
 
 
 @pytest.mark.parametrize(
