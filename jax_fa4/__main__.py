@@ -18,6 +18,7 @@ from jax_fa4.cubins import Cubin, lookup
 from jax_fa4.cubins.cache import user_store
 from jax_fa4.cubins.info import describe
 from jax_fa4.cubins.report import anatomy, full_table, resources_of
+from jax_fa4.progress import with_progress
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -88,11 +89,9 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compiled(options: argparse.Namespace) -> tuple[list[Config], list[Cubin]]:
     """The kernels asked for, from the cache or compiled."""
-    from tqdm import tqdm
-
     wanted = _selected(options)
     with _mapper(options.jobs) as each:
-        return wanted, list(tqdm(each(lookup.get, wanted), total=len(wanted), desc="kernels", unit="kernel"))
+        return wanted, list(with_progress(each(lookup.get, wanted), total=len(wanted), unit="kernel"))
 
 
 def _selected(options: argparse.Namespace) -> list[Config]:

@@ -6,13 +6,12 @@ import argparse
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jax_fa4 import arguments
+from jax_fa4.progress import with_progress
 
 if TYPE_CHECKING:
-    from jax_fa4.bench.cells import Cell
     from jax_fa4.bench.report import Report
 
 __all__ = ["add_arguments", "report"]
@@ -65,12 +64,14 @@ def _run(options: argparse.Namespace) -> Report:
     wanted = cells.select(options.cells)
     candidates = peers.select(options.peers)
     on_gpu = jax.default_backend() == "gpu"
-    timer: clock.Clock = (
-        clock.DeviceClock() if (options.clock or ("host", "device")[on_gpu]) == "device" else clock.HostClock()
-    )
+    if not on_gpu and options.clock == "device":
+        raise RuntimeError("--clock device is NVIDIA's profiler, and JAX has no GPU here")
+    if not on_gpu and not options.cells and options.clock is None:
+        raise RuntimeError("all cells take a CPU days: choose some, as --cells smoke, or say --clock host")
+    timer: clock.Clock = clock.DeviceClock() if on_gpu and options.clock != "host" else clock.HostClock()
     found = report.begin(candidates, timer.name, options.rounds)
     present = [peer for peer in candidates if peer.name in found.peers]
-    for cell in _with_progress(wanted):
+    for cell in with_progress(wanted, total=len(wanted), unit="cell"):
         rows = run.time_cell(cell, present, timer, options.rounds)
         found = dataclasses.replace(found, rows=(*found.rows, *rows))
         _save(found, options.out)
@@ -82,15 +83,6 @@ def _save(found: Report, path: pathlib.Path | None) -> None:
 
     if path is not None:
         path.write_text(to_json(found))
-
-
-def _with_progress(cells: Sequence[Cell]) -> Iterable[Cell]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return cells
-    bar: Iterable[Cell] = tqdm(cells, desc="cells", unit="cell")
-    return bar
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import json
 import re
 
+import jax
 import pytest
 
 from jax_fa4 import __main__ as command
@@ -86,6 +87,19 @@ def test_json_is_there_after_each_cell(known, tmp_path, monkeypatch):
 def test_an_unknown_cell_ends_with_a_message(capsys):
     assert command.main(["bench", "--cells", "d65"]) == 1
     assert "no cell is called 'd65'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [([], "choose some, as --cells smoke"), (["--clock", "device", "--cells", "smoke"], "JAX has no GPU here")],
+    ids=["all-cells", "device-clock"],
+)
+def test_what_needs_a_gpu_is_refused_without_one(monkeypatch, capsys, options, message):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert command.main(["bench", *options]) == 1
+    out, err = capsys.readouterr()
+    assert message in err
+    assert not out
 
 
 def test_negative_rounds_are_refused(capsys):

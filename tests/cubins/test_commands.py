@@ -109,9 +109,18 @@ def test_report_is_refused_a_file_that_it_cannot_write_before_it_compiles(table,
 
 
 def test_a_missing_package_is_an_error_of_one_line(monkeypatch, capsys, table):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+    def absent(config):
+        raise ModuleNotFoundError("No module named 'cutlass'")
+
+    monkeypatch.setattr(command.lookup, "get", absent)
     assert command.main(["build", "--arch", "sm_90a"]) == 1
-    assert capsys.readouterr().err.startswith("jax_fa4: import of tqdm halted")
+    assert capsys.readouterr().err.endswith("jax_fa4: No module named 'cutlass'\n")
+
+
+def test_no_progress_bar_is_needed(monkeypatch, capsys, table, stand_in):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert command.main(["build", "--arch", "sm_90a"]) == 0
+    assert capsys.readouterr().out.startswith("2 kernels")
 
 
 @pytest.mark.parametrize("field", ["stack_bytes", "local_bytes", "spill_loads", "spill_stores"])
