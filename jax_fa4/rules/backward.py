@@ -46,7 +46,7 @@ def _tangent_batching_rule(axis_data, args, dims, *, fields, wrt, spec):
     names = (*fields, "out", "lse", *wrt)
     mapped = {name for name, dim in zip(names, dims, strict=True) if dim is not None}
     args = lead(axis_data, names, args, dims, full=mapped)  # an operand and its tangent keep equal shapes
-    return tangent_p.bind(*args, fields=fields, wrt=wrt, spec=batched_spec(spec, fields, args)), [0, 0]
+    return tangent_p.bind(*args, fields=fields, wrt=wrt, spec=batched_spec(spec, fields, dims)), [0, 0]
 
 
 def _backward_implementation(*args, fields, wrt, spec):
@@ -77,7 +77,7 @@ def _backward_batching_rule(axis_data, args, dims, *, fields, wrt, spec):
     per_entry = {name: a.ndim - (d is not None) for name, a, d in zip(fields, args, dims, strict=False)}
     # gradients are one per mapped entry, so the operands that have them can't keep 1 in place of the mapped axis
     args = lead(axis_data, (*fields, "out", "lse", "out", "lse"), args, dims, full=wrt)
-    gradients = backward_p.bind(*args, fields=fields, wrt=wrt, spec=batched_spec(spec, fields, args))
+    gradients = backward_p.bind(*args, fields=fields, wrt=wrt, spec=batched_spec(spec, fields, dims))
     squeezed = [jax.lax.squeeze(g, range(1 + per_entry[name], g.ndim)) for name, g in zip(wrt, gradients, strict=True)]
     return squeezed, [0] * len(wrt)
 

@@ -41,7 +41,7 @@ def lead(
     return [move(*each) for each in zip(names, args, dims, strict=True)]
 
 
-def batched_spec(spec: AttentionSpec, fields: Sequence[str], args: Sequence[jax.Array]) -> AttentionSpec:
-    """The spec of operands that may have got scalars with batch axes."""
-    scalars = any(a.ndim for name, a in zip(fields, args, strict=False) if name in SCALARS)
-    return dataclasses.replace(spec, has_batched_scalars=scalars)
+def batched_spec(spec: AttentionSpec, fields: Sequence[str], dims: Sequence[int | None]) -> AttentionSpec:
+    """The spec of operands once those with a dim are mapped; a scalar that is repeated still has one value."""
+    maps_scalars = any(dim is not None for name, dim in zip(fields, dims, strict=False) if name in SCALARS)
+    return dataclasses.replace(spec, has_batched_scalars=spec.has_batched_scalars or maps_scalars)

@@ -43,7 +43,7 @@ from jax_fa4.rules.logical import (
     undo_logical,
 )
 from jax_fa4.rules.pack import always_linear, unpack
-from jax_fa4.rules.scores import delta_of, of_bias, of_scale, of_sinks
+from jax_fa4.rules.scores import delta_of, of_bias, of_scale, of_sinks, of_softcap
 from jax_fa4.rules.sharding import clean
 from jax_fa4.spec import AttentionSpec
 from jax_fa4.support import warn_fallback, warn_untried, why_no_gradient, why_unsupported
@@ -269,7 +269,8 @@ def _backward(
     *args: jax.Array, fields: tuple[str, ...], wrt: tuple[str, ...], spec: AttentionSpec, target: Target
 ) -> list[jax.Array]:
     """The gradients by the operands `wrt` from the results of the call, some of which are scratch."""
-    x = unpack(fields, args)
+    given = unpack(fields, args)
+    x = _with_one_value(given)
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
     splits = _head_splits(x, configs[0]) if len(configs) == 1 else 1
     if splits > 1:
@@ -327,17 +328,23 @@ def _backward(
     made = dict(zip(results, _call(operands, results, spec, kernels, plans, target, other_axes), strict=True))
     gradients = {name: undo_logical(name, made[f"d{name}"]) for name in arrays}
     if "softmax_scale" in wrt:
-        gradients["softmax_scale"] = of_scale(x, _visited(made, configs[0]), tile_m)
+        gradients["softmax_scale"] = of_scale(given, _visited(made, configs[0]), tile_m)
     if "bias" in wrt:
         gradients["bias"] = of_bias(x, made, splits=target.splits)
     if "softcap" in wrt:
-        gradients["softcap"] = made["dsoftcap_parts"].sum()
+        gradients["softcap"] = of_softcap(given, made["dsoftcap_parts"])
     if "sinks" in wrt:
         delta = (
             made["delta"][..., :t] if x.cu_seqlens_q is None else delta_of(known["out"], known["dout"], known["dlse"])
         )
         gradients["sinks"] = of_sinks(x, known["lse"], delta)
     return [gradients[name] for name in wrt]
+
+
+def _with_one_value(x: Operands) -> Operands:
+    """Scalars that vmap has repeated for each entry, so that each has a gradient of its own, become scalars again."""
+    scalars = {name: a for name in ("softmax_scale", "softcap") if (a := getattr(x, name)) is not None and a.ndim}
+    return x._replace(**{name: a.max(initial=-jnp.inf) for name, a in scalars.items()})
 
 
 def _visited(made: Mapping[str, jax.Array], config: BackwardConfig) -> jax.Array:

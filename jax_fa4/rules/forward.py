@@ -56,7 +56,7 @@ def _batching_rule(axis_data, args, dims, *, fields, spec):
     if all(d is None for d in dims):
         return forward_p.bind(*args, fields=fields, spec=spec), [None, None]
     args = lead(axis_data, fields, args, dims)
-    return forward_p.bind(*args, fields=fields, spec=batched_spec(spec, fields, args)), [0, 0]
+    return forward_p.bind(*args, fields=fields, spec=batched_spec(spec, fields, dims)), [0, 0]
 
 
 def _attach_shape_rule(*avals, fields, spec):
@@ -81,7 +81,7 @@ def _attach_batching_rule(axis_data, args, dims, *, fields, spec):
     if all(d is None for d in dims):
         return attach_p.bind(*args, fields=fields, spec=spec), [None, None]
     args = lead(axis_data, (*fields, "out", "lse"), args, dims)
-    return attach_p.bind(*args, fields=fields, spec=batched_spec(spec, fields, args)), [0, 0]
+    return attach_p.bind(*args, fields=fields, spec=batched_spec(spec, fields, dims)), [0, 0]
 
 
 _blockwise_lowering = clean(mlir.lower_fun(_implementation, multiple_results=True))

@@ -12,11 +12,11 @@ from jax_fa4.operands import Operands
 from jax_fa4.rules.logical import dense_operand, query_heads
 from jax_fa4.sequences import sequence_of
 
-__all__ = ["delta_of", "of_bias", "of_scale", "of_sinks"]
+__all__ = ["delta_of", "of_bias", "of_scale", "of_sinks", "of_softcap"]
 
 
 def of_scale(x: Operands, dq_sum: jax.Array, tile_m: int) -> jax.Array:
-    """[] from dq before it is scaled, float32 in tiles of `tile_m` queries as the kernels add it."""
+    """In the scale's shape, from dq before it is scaled: float32 in tiles of `tile_m` queries as kernels add it."""
     dq = _from_tiles(dq_sum)[..., : x.q.shape[-1]]
     if x.cu_seqlens_q is None:
         dq = dq[..., : x.q.shape[-3], :]
@@ -25,7 +25,21 @@ def of_scale(x: Operands, dq_sum: jax.Array, tile_m: int) -> jax.Array:
         dq = jnp.take_along_axis(dq, rows[..., None, None, :, None], axis=-2)
     q = query_heads(x.q, dq_sum.shape[-3]).swapaxes(-2, -3).astype(dq.dtype)
     terms = jnp.where(dq == 0, 0, dq * q)  # a query that sees no key may be NaN
-    return terms.sum().astype(x.softmax_scale.dtype)
+    return _sum_to(x.softmax_scale, terms).astype(x.softmax_scale.dtype)
+
+
+def of_softcap(x: Operands, parts: jax.Array) -> jax.Array:
+    """In the cap's shape, from what CTAs have summed [*B, K, G, tiles]."""
+    assert x.softcap is not None, "its gradient was asked for"
+    return _sum_to(x.softcap, parts)
+
+
+def _sum_to(scalar: jax.Array, terms: jax.Array) -> jax.Array:
+    """The sum of terms [*B, ...] for each of the values of a scalar: [], or with all batch axes, some of size 1."""
+    if not scalar.ndim:
+        return terms.sum()
+    own = terms.sum(axis=tuple(range(scalar.ndim, terms.ndim)))
+    return own.sum(axis=tuple(i for i, size in enumerate(scalar.shape) if size == 1), keepdims=True)
 
 
 @functools.partial(jnp.vectorize, excluded=(1, 2), signature="(i)->(t)")

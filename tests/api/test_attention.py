@@ -1,8 +1,6 @@
 """`attention` against its definition: out, lse and every gradient, over all pairs of features."""
 
 import functools
-import itertools
-import random
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +11,8 @@ import pytest
 import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
+
+from ..pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -54,26 +54,6 @@ def cell_of(row: dict[str, Any]) -> Cell:
         kv_lengths=tuple(max(0, k - 3 * i) for i in range(entries)) if padding in ("keys", "both") else None,
         **row,
     )
-
-
-def pairwise(factors: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Rows such that any two values of any two factors meet in one; each row is the best of some random ones."""
-    rng = random.Random(0)
-    missing = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(factors, 2)
-        for i in range(len(factors[a]))
-        for j in range(len(factors[b]))
-    }
-    rows = []
-    while missing:
-        seeds = [dict(rng.choice(sorted(missing))) for _ in range(40)]
-        candidates = [{name: seed.get(name, rng.randrange(len(factors[name]))) for name in factors} for seed in seeds]
-        covers = [missing.intersection(itertools.combinations(row.items(), 2)) for row in candidates]
-        best = max(range(len(covers)), key=lambda n: len(covers[n]))
-        missing -= covers[best]
-        rows.append({name: factors[name][i] for name, i in candidates[best].items()})
-    return rows
 
 
 CELLS = [cell_of(row) for row in pairwise(FACTORS)]

@@ -160,6 +160,19 @@ def test_vmap_gives_what_a_loop_gives():
         assert_close({"bias": got}, {**x, "q": np.asarray(q)}, dout, dlse)
 
 
+def test_each_mapped_entry_has_a_gradient_of_its_own_by_a_cap_that_all_share():
+    x = testing.random(dataclasses.replace(BASE, dtype="float16", group=1, softcap=30.0))
+    dout, dlse = cotangents(x)
+
+    def pull(q, cap):
+        attend = functools.partial(jax_fa4.attention, k=x["k"], v=x["v"], return_lse=True, implementation="kernel")
+        return jax.vjp(lambda cap: attend(q, softcap=cap), cap)[1]((dout, dlse))[0]
+
+    queries = jnp.stack([x["q"], -x["q"]])
+    for q, got in zip(queries, jax.jit(jax.vmap(pull, (0, None)))(queries, jnp.float32(30)), strict=True):
+        assert_close({"softcap": got}, {**x, "q": np.asarray(q)}, dout, dlse)
+
+
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_the_cap_of_packed_sequences_has_a_gradient(head_dim):
     rng, offsets = np.random.default_rng(0), np.array([3, 3, 130, 194, 1000], np.int32)

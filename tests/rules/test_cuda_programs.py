@@ -237,21 +237,17 @@ def test_devices_sum_their_gradients_of_a_bias_that_they_share(shape, spec, made
 
 def test_gradients_without_a_kernel_say_why():
     support.warn_fallback.cache_clear()
-    reason = "gradient kernel for a scale, softcap or window that vmap maps"
+    reason, pages = "gradient kernel for pages of keys", (np.zeros((2, 3), np.int32), np.array([3, 4]))
 
-    def loss(q, softcap, **more):
-        return jax_fa4.attention(q, q, q, softcap=softcap, **more).astype(jnp.float32).sum()
+    def loss(q, k, v, **more):
+        return jax_fa4.attention_paged(q, k, v, *pages, **more).astype(jnp.float32).sum()
 
-    def program(q, softcap, **more):  # a gradient for each entry, by a cap that all of them share
-        return jax.vmap(functools.partial(jax.grad(loss, 1), **more), (0, None))(q, softcap)
-
-    args = jax.ShapeDtypeStruct((3, *KV), HALF), jax.ShapeDtypeStruct((), jnp.float32)
+    shapes = (2, 1, 8, 64), (9, 16, 4, 64), (9, 16, 4, 64)
     with pytest.warns(support.FallbackWarning, match=reason):
-        text = jax.jit(program).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+        text = lowered(jax.grad(loss), *shapes)
     assert text.count(f"@{launcher.TARGET}(") == 1  # the forward
-    asking = jax.jit(functools.partial(program, implementation="kernel"))
     with pytest.raises(NotImplementedError, match=reason):
-        asking.trace(*args).lower(lowering_platforms=("cuda",))
+        lowered(jax.grad(functools.partial(loss, implementation="kernel")), *shapes)
 
 
 def test_exported_gradients_carry_their_cubins():

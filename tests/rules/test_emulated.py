@@ -120,14 +120,21 @@ def test_results_and_gradients_come_from_the_kernels(cell, by):
 
 
 @needs_compiler
-def test_gradients_without_a_kernel_are_refused():
-    def loss(softcap, q, k, v):
-        return attention(q, k, v, softcap=softcap, implementation="emulate").sum()
+def test_each_mapped_entry_has_a_gradient_of_its_own_by_scalars_that_all_share():
+    q, k, v = operands(q_len=5, kv_len=9, heads=1, batch=(2,))
+    scalars = np.float32(0.3), np.float32(2)
 
-    each = jax.vmap(jax.grad(loss), (None, 0, None, None))
-    q, k, v = operands()
-    with pytest.raises(NotImplementedError, match=r"implementation='emulate': .* that vmap maps"):
-        jax.jit(each).lower(3.0, np.stack([q, q]), k, v)
+    def gradients(q, k, v, implementation):
+        def loss(scale, cap):
+            return attention(q, k, v, softmax_scale=scale, softcap=cap, implementation=implementation).sum()
+
+        return jax.grad(loss, (0, 1))(*scalars)
+
+    with emulate.recording() as launches:
+        got = jax.jit(jax.vmap(lambda *x: gradients(*x, "emulate"), (0, None, 0)))(q, k[0], v)
+    exact = [gradients(*(np.float32(a) for a in (q[i], k[0], v[i])), "xla") for i in range(2)]
+    np.testing.assert_allclose(np.transpose(got), exact, rtol=0.05)
+    assert "jax_fa4_backward_scores_total" in launches[-1].entry
 
 
 @needs_compiler
