@@ -252,3 +252,39 @@ def test_batches_and_heads_beyond_65535_are_right():
     for part in (slice(0, 50), slice(65500, 65600), slice(69950, 70000)):
         some = {name: a[part] for name, a in x.items()}
         assert_close([g[part] for g in got], some, dout[part], dlse[part], "bfloat16")
+
+
+@pytest.mark.parametrize("long", ["q", "kv"])
+def test_gradients_of_more_than_2_to_the_31_elements_are_right_to_their_end(long):
+    if (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0) < 80e9:
+        pytest.skip("needs 80 GB of GPU memory")
+    heads = {"group": 128, "kv_heads": 1} if long == "q" else {"kv_heads": 128}
+    x = testing.random(Cell(batch=(1,), q=100, head_dim=128, dtype="bfloat16", window=(20, 0), **heads))
+    dout, dlse = cotangents(x)
+    dout[:, :20], dlse[..., :20] = 0, 0  # these see what lies in front of the keys, too
+
+    def with_zeros_in_front(a, axis):
+        return jnp.pad(a, [(140_000 - 100, 0) if i == axis else (0, 0) for i in range(4)][: a.ndim])
+
+    arrays = {name: jnp.asarray(x[name]) for name in "qkv"} | {"dout": jnp.asarray(dout), "dlse": jnp.asarray(dlse)}
+    axes = {"q": 1, "dout": 1, "dlse": 2} if long == "q" else {"k": 1, "v": 1}
+    arrays |= {name: with_zeros_in_front(arrays[name], axis) for name, axis in axes.items()}
+
+    @jax.jit
+    def pull(q, k, v, dout, dlse):
+        return jax.vjp(functools.partial(kernel, window=(20, 0)), q, k, v)[1]((dout, dlse))
+
+    got = pull(**arrays)
+    assert not any((g[:, :-100] != 0).any() for g in got)
+    assert_close([g[:, -100:] for g in got], x, dout, dlse, "bfloat16")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_scores_far_below_minus_88_have_gradients(head_dim):
+    """exp(-lse) overflows, also for the rows of a tile that lie beyond the last key."""
+    x = testing.random(Cell(**{**FEATURE, "head_dim": head_dim, "q": 200, "k": 333}))
+    x |= {"q": np.abs(x["q"]) + x["q"].dtype.type(2), "k": -np.abs(x["k"]) - x["k"].dtype.type(2)}
+    x["softmax_scale"] = 0.3
+    assert testing.attention(x).lse.max() < -100
+    dout, dlse = cotangents(x)
+    assert_close(gradients(x, dout, dlse), x, dout, dlse, "bfloat16")
