@@ -82,8 +82,8 @@ def attention(
     A query that sees no key (T > S with `causal`, no length, a mask of False) gets out 0 and lse -inf, and gradients
     exactly 0; with sinks its lse is the sink. A query at or beyond its q_length gets out 0 and lse -inf always.
 
-    In float16 kernels hold gradients of scores in that type, too: where one is beyond 65504 those of q and k are infinite
-    or NaN, which is what loss scaling looks for. bfloat16 has the range of float32.
+    In float16 kernels hold gradients of scores in that type, too: where one is beyond 65504 those of q and k are
+    infinite or NaN, which is what loss scaling looks for. bfloat16 has the range of float32.
 
     Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers and numpy arrays are
     checked; arrays of JAX are not, and a value outside its range gives an undefined result.
