@@ -166,8 +166,10 @@ def _arch_of(device: jax.Device) -> str:
 def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The results of the primitive from those of the call."""
     x = unpack(fields, args)
+    if not _has_queries(x):
+        return list(blockwise.forward(x))
     if x.page_table is not None and (len(x.batch) > 1 or not _has_sizes(x)):
-        _fall_back(spec, "jax_fa4 has no kernel for pages of keys under vmap, in symbolic shapes, or without queries")
+        _fall_back(spec, "jax_fa4 has no kernel for pages of keys under vmap or in symbolic shapes")
         return list(blockwise.forward(x))
     if x.page_table is not None or _prefers_decode(x, spec, target):
         return _decode(x, spec, target)
@@ -203,10 +205,14 @@ def _slots(rows: Any, cu_seqlens: jax.Array, tile: int) -> Any:
     return rows // tile + cu_seqlens.shape[-1] + 1
 
 
+def _has_queries(x: Operands) -> bool:
+    """Whether there may be any: without queries, or heads of them, there is nothing to launch."""
+    return not any(isinstance(size, int) and size == 0 for size in x.q.shape[-3:-1])
+
+
 def _has_sizes(x: Operands) -> bool:
-    """Whether the sizes that a decode plan depends on are known, and there is a query."""
-    t, n = x.q.shape[-3:-1]
-    return all(isinstance(size, int) for size in (t, n, x.seqlen_k)) and t * n > 0
+    """Whether the sizes that a decode plan depends on are known."""
+    return all(isinstance(size, int) for size in (*x.q.shape[-3:-1], x.seqlen_k))
 
 
 def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
@@ -270,6 +276,8 @@ def _backward(
 ) -> list[jax.Array]:
     """The gradients by the operands `wrt` from the results of the call, some of which are scratch."""
     given = unpack(fields, args)
+    if not _has_queries(given):
+        return [jnp.zeros_like(getattr(given, name)) for name in wrt]
     x = _with_one_value(given)
     configs = [_present(backward_config(spec, arch)) for arch in target.archs]
     splits = _head_splits(x, configs[0]) if len(configs) == 1 else 1

@@ -328,6 +328,18 @@ def test_every_feature_at_once_is_one_call_of_a_kernel():
     )
 
 
+@pytest.mark.parametrize(("t", "n", "kv_heads"), [(0, 2, 2), (5, 0, 0), (5, 0, 2)])
+def test_without_queries_or_heads_nothing_is_launched(t, n, kv_heads):
+    q, kv, pages = (1, t, n, 64), (1, 9, kv_heads, 64), (3, 16, kv_heads, 64)
+    table, lengths = np.array([[1, 0]]), np.array([20])
+    for function, *shapes in (
+        (pull(), q, kv, kv, q),
+        (functools.partial(jax_fa4.attention, window=(3, 0), implementation="kernel"), q, kv, kv),
+        (lambda *x: jax_fa4.attention_paged(*x, table, lengths, implementation="kernel"), q, pages, pages),
+    ):
+        assert launcher.TARGET not in lowered(function, *shapes)
+
+
 def test_asking_for_xla_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
