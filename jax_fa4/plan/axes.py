@@ -1,7 +1,7 @@
 """Axes of the call's buffers by letter: what XLA sees, what memory holds, and strides as expressions over both.
 
 k kv heads, t queries, p queries with padding, s keys, S keys with padding, g query heads of a kv head, d head dim of q
-and k, e head dim of v, w d padded, m tiles of queries or keys, c the two ends of a range, u parts of a tile of dq, f
+and k, e head dim of v, w d padded, m tiles of queries or keys, c the ends of two ranges, u parts of a tile of dq, f
 the three parts of a fused array. Query heads in memory are kv heads and their groups side by side, so both together
 count as one axis there. An array that no device splits has b for all its batch axes, n for all query heads, and x, y, z
 where it has one element in place of b, n, t. Keys in pages have o pages of the pool and r rows of a page; such calls

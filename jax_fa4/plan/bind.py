@@ -53,8 +53,9 @@ from jax_fa4.plan.params import Param, Pointer, Scalar, TensorMap
 from jax_fa4.plan.plan import BufferSpec, Launch
 from jax_fa4.spec import Layout
 
-__all__ = ["SCALARS", "Buffers", "Kernel", "axes_of"]
+__all__ = ["SCALARS", "SEGMENT_ENDS", "Buffers", "Kernel", "axes_of"]
 
+SEGMENT_ENDS = 4  # of two ranges of blocks that rules/segments.py finds for a tile
 SCALARS = ("softmax_scale", "window_left", "window_right", "softcap")
 FLOATS = ("lse", "dlse", "sinks", "dbias_rows", "dsoftcap_parts")
 INTEGERS = ("cu_seqlens_q", "cu_seqlens_kv", "q_lengths", "kv_lengths", "q_schedule", "kv_schedule", "key_blocks")
@@ -151,7 +152,7 @@ class Buffers:
             "head_dim": q.axes.size(q.number, "d"),
             "head_dim_v": v.axes.size(v.number, "e"),
             "kv_tiles": ceil_div(k.axes.size(k.number, "s"), config.tile_n),
-            "range": 2,
+            "range": SEGMENT_ENDS,
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
@@ -306,7 +307,7 @@ class Buffers:
             "w": getattr(self.config, "sum_columns", None),
             "u": getattr(self.config, "dq_parts", None),
             "m": None,
-            "c": 2,
+            "c": SEGMENT_ENDS,
             "b": None,
             "n": None,
             "x": 1,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax_fa4.configs import SCHEDULE_FIELDS, DecodeConfig, GroupedSm100Config, PointerParam, ScheduleConfig
 from jax_fa4.configs.decode import COMBINE_WARPS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
-from jax_fa4.plan.bind import SCALARS, Buffers, Kernel, axes_of
+from jax_fa4.plan.bind import SCALARS, SEGMENT_ENDS, Buffers, Kernel, axes_of
 from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, minimum, multiprocessors
 from jax_fa4.plan.plan import Plan
 from jax_fa4.spec import Layout
@@ -133,7 +133,7 @@ class _Buffers(Buffers):
             "min_split_keys": ceil_div(q_len * group, ROWS_PER_MIN_SPLIT) * MIN_SPLIT_KEYS,
         }
         if not isinstance(self.config, DecodeConfig):
-            extents |= {"q_tiles": self.tiles_of_a_head(), "range": 2, **self.dense_extents()}
+            extents |= {"q_tiles": self.tiles_of_a_head(), "range": SEGMENT_ENDS, **self.dense_extents()}
         for name in ("q", "out"):
             number, axes, _ = self.buffers[name]
             for what, letter in (("batch", "b" if is_paged else ""), ("row", "t"), ("head", "g")):

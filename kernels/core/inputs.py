@@ -10,6 +10,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from . import dense, softcap
 from . import mask as masks
+from .bounds import SegmentBlocks, Span
 from .dense import Dense
 from .mask import Place
 from .scheduler import Grid
@@ -105,6 +106,10 @@ class Features(NamedTuple):
     mask: dense.Rows | None = None
     bias: dense.Rows | None = None
 
+    def in_span(self, span: Span) -> Features:
+        """Those that a block of the span asks for."""
+        return self if span.segments else self._replace(q_ids=None, kv_ids=None)
+
     @classmethod
     def of(
         cls, inputs: Inputs, grid: Grid, tile: QueryHead, place: Place, without_keys: cute.Pointer | None = None
@@ -180,14 +185,14 @@ def sequence(inputs: Inputs, grid: Lengths, tile: KvHead, window: Window) -> Seq
     return Sequence.aligned(q_len, kv_len, diagonal, window.left, window.right)
 
 
-def key_blocks(inputs: Inputs, grid: Grid, tile: KvHead, m_block: Int32, tile_m: int) -> tuple[Int32, Int32] | None:
-    """The key blocks [begin, end) that hold a segment of the tile, block `m_block` of rows; None without segments."""
+def key_blocks(inputs: Inputs, grid: Grid, tile: KvHead, m_block: Int32, tile_m: int) -> SegmentBlocks | None:
+    """The key blocks of the tile's segments, those of block `m_block` of rows; None without segments."""
     if inputs.key_blocks is None:
         return None
     q_tiles = (grid.q_len + (tile_m - 1)) // tile_m
     entry = Int64(tile.batch * grid.kv_heads + tile.kv_head)
-    element = (entry * q_tiles + m_block) * 2
-    return read(inputs.key_blocks + element), read(inputs.key_blocks + (element + 1))
+    element = (entry * q_tiles + m_block) * len(SegmentBlocks._fields)
+    return SegmentBlocks(*(read(inputs.key_blocks + (element + i)) for i in range(len(SegmentBlocks._fields))))
 
 
 def prepare(

@@ -80,6 +80,7 @@ class ForwardSm100:
             has_left=config.has_left,
             has_right=config.has_right,
             has_padding=config.has_padding,
+            has_segments=config.has_segments,
         )
         self.scheduler = SingleTile(
             tile_m=config.tile_m,

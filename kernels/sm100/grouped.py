@@ -101,7 +101,9 @@ class GroupedSm100(ForwardSm100):
         visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, within)
         if split is not None:
             splits = Splits.of(visit, divide(grid.min_split_keys, config.tile_n))
-            visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, splits.within(split))
+            begin, end = splits.within(split)
+            some = (begin, end) if within is None else within._replace(begin=begin, end=end)
+            visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, some)
         return Work(grid, tile, rows, seq, visit, calls.logits(inputs), inputs, round, filled, split)
 
 

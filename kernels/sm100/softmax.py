@@ -71,9 +71,10 @@ class Softmax:
             self.block(smem, barriers, work, lanes, row, visit.first, step, i, True, True, self.config.has_left)
             step = step + 1
             for span in visit.spans:
+                in_span = row._replace(features=row.features.in_span(span))
                 for j in cutlass.range(span.num_n_blocks, unroll=1):
                     n_block = span.first - j
-                    self.block(smem, barriers, work, lanes, row, n_block, step, i, False, span.right, span.left)
+                    self.block(smem, barriers, work, lanes, in_span, n_block, step, i, False, span.right, span.left)
                     step = step + 1
         self.finish(lse, smem, barriers, work, row, i)
         return step

@@ -53,7 +53,7 @@ and dout have head_dim_v columns):
     dk_*_stride dv_*_stride   int64 each, * batch, row, head: in elements
     q_slots         int32     places of a batch entry's tiles of queries
     softmax_scale ... bias_row_stride   as in the forward, without sinks (they are in lse), and with query_blocks in
-                    place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 2], unless deterministic
+                    place of key_blocks: int32* [batch, kv_heads, ceil(kv_len / tile_n), 4], unless deterministic
     q_len kv_len q_heads kv_heads batch    int32 each
     dk_sum, dv_sum  float32*  [batch, kv_heads, head_splits, padded_kv_len, head_dim]; only with splits_heads, in place
                     of the maps of dk and dv, like

@@ -61,8 +61,8 @@ padded row, and w elements are one row of it):
     sinks           float32*  [batch, q_heads]; only with has_sinks
     q_segment_ids   int32*    [batch, kv_heads, q_len]; only with has_segments, like the next two
     kv_segment_ids  int32*    [batch, kv_heads, kv_len]
-    key_blocks      int32*    [batch, kv_heads, ceil(q_len / tile_m), 2]: first and one past the last block to visit of
-                              queries [i * tile_m, (i + 1) * tile_m)
+    key_blocks      int32*    [batch, kv_heads, ceil(q_len / tile_m), 4]: which blocks queries [i * tile_m, (i + 1) *
+                              tile_m) visit, as core/bounds.py has SegmentBlocks
     mask            uint8*    rows of kv_len bytes, 0 hides; only with has_mask
     bias            the config's type*, rows of kv_len; only with a bias
     mask_*_stride bias_*_stride    int64 each, * batch, head, row: in elements, 0 where one serves all
@@ -210,6 +210,7 @@ class ForwardSm90:
             has_left=config.has_left,
             has_right=config.has_right,
             has_padding=config.has_padding,
+            has_segments=config.has_segments,
         )
         self.order = TileOrder(
             tile_m=config.tile_m,
@@ -601,8 +602,9 @@ class ForwardSm90:
         """All blocks of a tile but the first."""
         view, last = self.view(call, work, wg), work.visit.first - (work.visit.num_n_blocks - 1)
         for span in work.visit.spans:
+            in_span = view._replace(features=view.features.in_span(span))
             for i in cutlass.range(span.num_n_blocks, unroll=1):
-                pipes = self.step(fragments, pipes, call, view, wg, span.first - i, last, span.right, span.left)
+                pipes = self.step(fragments, pipes, call, in_span, wg, span.first - i, last, span.right, span.left)
         return pipes
 
     @cute.jit

@@ -170,11 +170,11 @@ def test_forward_is_attention(cell):
 
 
 def test_blocks_without_a_tile_s_segments_are_not_copied():
-    documents = cell(q=192, k=640, segments=5)
-    q_ids, kv_ids = np.full((1, 192), 2, np.int32), np.repeat(np.arange(5, dtype=np.int32), 128)[None]
+    documents = cell(q=192, k=768, segments=3)
+    q_ids, kv_ids = np.ones((1, 192), np.int32), np.repeat(np.arange(3, dtype=np.int32), (150, 450, 168))[None]
     x, out, lse, result = emulate(documents, MODES["late"], q_segment_ids=q_ids, kv_segment_ids=kv_ids)
     assert_exact(x, out, lse, documents.dtype)
-    assert result.stats.total("tma_load_bytes") == (192 + 2 * 128) * 64 * 2  # Q, and one block of K and V
+    assert result.stats.total("tma_load_bytes") == (192 + 2 * 4 * 128) * 64 * 2  # Q, four blocks of K and V
 
 
 def test_keys_beyond_a_length_may_be_nan():

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
-from jax_fa4.kernels.core.bounds import Bounds
+from jax_fa4.kernels.core.bounds import Bounds, SegmentBlocks
 from jax_fa4.kernels.core.seqlen import Sequence
 
 LENGTHS = (1, 2, 5, 8, 9)
@@ -102,6 +102,24 @@ def test_a_visit_stays_within_the_blocks_it_is_given(left, right, within):
             every, some = (blocks(bounds.visit(m_block, seq, w)) for w in (None, within))
             assert list(some) == [block for block in every if within[0] <= block < within[1]]
             assert all(every[block] <= some[block] for block in some if block != max(some))
+
+
+@pytest.mark.parametrize(("left", "right"), EDGES)
+@pytest.mark.parametrize("within", [(0, 9, 0, 9), (0, 9, 1, 2), (1, 3, 0, 2), (1, 3, 2, 2), (0, 2, 2, 3), (2, 2, 0, 9)])
+def test_of_a_call_with_segments_only_blocks_of_one_are_not_masked(left, right, within):
+    edges = {"has_left": left is not None, "has_right": right is not None}
+    plain = Bounds(tile_m=4, tile_n=3, **edges)
+    bounds = Bounds(tile_m=4, tile_n=3, has_segments=True, **edges)
+    for q_len, kv_len in itertools.product((1, 5, 9), (0, 1, 8, 9)):
+        seq = Sequence.aligned(q_len, kv_len, kv_len - q_len, left, right)
+        for m_block in range(-(-q_len // 4)):
+            visit = bounds.visit(m_block, seq, SegmentBlocks(*within))
+            cut, found = blocks(plain.visit(m_block, seq, within[:2])), blocks(visit)
+            assert list(found) == list(cut)
+            clean = {span.first - i for span in visit.spans if not span.segments for i in range(span.num_n_blocks)}
+            uncut = {block for block in list(cut)[1:] if cut[block] == (False, False)}
+            assert clean == uncut & set(range(*within[2:]))
+            assert all(cut[block] <= found[block] for block in cut)
 
 
 @pytest.mark.parametrize(("left", "right"), EDGES)

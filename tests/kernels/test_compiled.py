@@ -17,6 +17,7 @@ from jax_fa4 import cubins
 from jax_fa4.configs import forward_config
 from jax_fa4.cubins import ptx_params, report
 from jax_fa4.kernels.build import compile_kernel
+from jax_fa4.kernels.core.bounds import SegmentBlocks
 from jax_fa4.kernels.sm90.forward import ForwardSm90
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -87,7 +88,8 @@ def test_nothing_spills(head_dim, mask):
 def test_every_product_is_a_wgmma_and_none_is_issued_twice(head_dim, mask):
     config = config_of(head_dim, mask)
     scores, values = config.columns // 16, config.tile_n // 16
-    steps = 1 + len(ForwardSm90(config).bounds.visit(0, _some_sequence(config)).spans)  # a loop a span, and the ends
+    visit = ForwardSm90(config).bounds.visit(0, _some_sequence(config), SegmentBlocks(0, 0, 0, 0))
+    steps = 1 + len(visit.spans)  # a loop a span, and the ends
     turn_over = int(config.persistent)  # the end of a tile and the start of the next at once
     assert resources(head_dim, mask).count("HGMMA") == (steps + turn_over) * (scores + values)
 
