@@ -172,6 +172,7 @@ class BackwardWideSm90(KeysSm90):
             kv_bytes=self.bytes_a_query,
             longest_first=config.longest_first,
             first_is_longest=True,
+            even_sections=True,
         )
 
     @cute.jit
