@@ -82,8 +82,10 @@ def attention(
     A query that sees no key (T > S with `causal`, no length, a mask of False) gets out 0 and lse -inf, and gradients
     exactly 0; with sinks its lse is the sink. A query at or beyond its q_length gets out 0 and lse -inf always.
 
-    In float16 kernels hold gradients of scores in that type, too: where one is beyond 65504 those of q and k are
-    infinite or NaN, which is what loss scaling looks for. bfloat16 has the range of float32.
+    Kernels compute scores in float32, and for gradients once more, from lse: weights are then off by the rounding of
+    the largest scores, 1% where these are 1e5. Those beyond 1e7 in float16, 1e9 in bfloat16, may give NaN. In float16
+    kernels hold gradients of scores in that type, too: where one is beyond 65504 those of q and k are infinite or
+    NaN, which is what loss scaling looks for.
 
     Values of `softmax_scale`, `window`, `q_offset`, `softcap` and lengths may be traced. Numbers and numpy arrays are
     checked; arrays of JAX are not, and a value outside its range gives an undefined result.
@@ -106,8 +108,8 @@ def attention(
         nothing. Differentiable.
       sinks: [N] or [*batch, N], a floating dtype: logits that take part in each head's softmax and have no value.
         Above 2.3e38 they count as that. Differentiable.
-      bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a key.
-        Differentiable, with a gradient of its own shape.
+      bias: a floating dtype, broadcasts to [*batch, N, T, S]: added to the scaled and capped scores; -inf hides a
+        key, in kernels what is below -2.3e38 as well. Differentiable, with a gradient of its own shape.
       mask: bool, broadcasts to [*batch, N, T, S]: True where the key is visible.
       q_segment_ids: integers of 32 bits that broadcast to [*batch, T]: a query sees the keys with its own id. Needs the
         next.
