@@ -99,8 +99,15 @@ def attention_fn(
 def _promoted(operands: dict[str, Any], dtype: DTypeLike | None) -> list[jax.Array]:
     """Casts all to `dtype`, or to their common dtype."""
     arrays = [checks.array(name, x) for name, x in operands.items()]
-    common = jnp.result_type(*arrays) if dtype is None else jnp.dtype(dtype)
+    common = jnp.result_type(*arrays) if dtype is None else _known_dtype(dtype)
     return [x.astype(common) for x in arrays]
+
+
+def _known_dtype(dtype: Any) -> np.dtype:
+    try:
+        return jnp.dtype(dtype)
+    except TypeError:
+        checks.fail(TypeError, "dtype must be None or a dtype", repr(dtype))
 
 
 def _refuse_dropout(rate: Any, deterministic: Any) -> None:

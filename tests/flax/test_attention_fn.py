@@ -112,6 +112,7 @@ REFUSED = [
     ({"query": [[1.0]]}, TypeError, "^query must be an array, got list"),
     ({"key": np.ones((2, 6, 2, 8), np.float32)}, ValueError, "^key must have query's head_dim 16, got 8"),
     ({"dtype": "int32"}, TypeError, "^query must be float16, bfloat16, float32 or float64, got int32"),
+    ({"dtype": "nope"}, TypeError, "^dtype must be None or a dtype, got 'nope'"),
     ({"mask": "causal"}, TypeError, "^mask must be an array, got 'causal'"),
     ({"is_causal": None}, TypeError, "^is_causal must be a Python bool, got None"),
     ({"module": object()}, NotImplementedError, "jax_fa4 never forms them"),
