@@ -328,6 +328,18 @@ def test_every_feature_at_once_is_one_call_of_a_kernel():
     )
 
 
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "kernel"), [(1, 300, "decode"), (16, 300, "decode"), (17, 300, "forward"), (1, 200, "forward")]
+)
+def test_heads_of_a_group_share_a_tile_where_queries_are_few_and_keys_many(monkeypatch, q_len, kv_len, kernel):
+    def ask(config):
+        raise LookupError(config.kernel)
+
+    monkeypatch.setattr(cubins, "get", ask)
+    with pytest.raises(LookupError, match=f"^{kernel}$"):
+        lowered(jax_fa4.attention, (2, q_len, 8, 64), *[(2, kv_len, 2, 64)] * 2)
+
+
 @pytest.mark.parametrize(("t", "n", "kv_heads"), [(0, 2, 2), (5, 0, 0), (5, 0, 2)])
 def test_without_queries_or_heads_nothing_is_launched(t, n, kv_heads):
     q, kv, pages = (1, t, n, 64), (1, 9, kv_heads, 64), (3, 16, kv_heads, 64)
