@@ -49,10 +49,19 @@ def report(options: argparse.Namespace) -> str:
     """Runs the cells, or reads what an earlier run found, and returns the table. Files are written on the way."""
     from jax_fa4.bench import report
 
-    found = report.from_json(options.show.read_text()) if options.show else _run(options)
+    found = _read(options.show) if options.show else _run(options)
     if options.plot:
         report.plot(found, options.plot)
     return report.table(found)
+
+
+def _read(path: pathlib.Path) -> Report:
+    from jax_fa4.bench import report
+
+    try:
+        return report.from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _run(options: argparse.Namespace) -> Report:

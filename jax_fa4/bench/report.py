@@ -179,8 +179,14 @@ def _rounded(x: float) -> float:
 
 
 def from_json(text: str) -> Report:
-    """What `to_json` wrote, up to the digits that it kept."""
-    fields = json.loads(text)
+    """What `to_json` wrote, up to the digits that it kept. Anything else is a ValueError."""
+    try:
+        return _report(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("this is not what `bench --out` writes") from error
+
+
+def _report(fields: dict[str, Any]) -> Report:
     del fields["summary"]
     rows = tuple(
         Row(

@@ -89,6 +89,14 @@ def test_an_unknown_cell_ends_with_a_message(capsys):
     assert "no cell is called 'd65'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "\xff", '{"summary": 1, "rows": [{}]}'])
+def test_a_file_of_something_else_cannot_be_shown(tmp_path, capsys, text):
+    file = tmp_path / "other.json"
+    file.write_bytes(text.encode("latin-1"))
+    assert command.main(["bench", "--show", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"jax_fa4: {file}: ")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [([], "choose some, as --cells smoke"), (["--clock", "device", "--cells", "smoke"], "JAX has no GPU here")],
