@@ -12,7 +12,7 @@ from .seqlen import Index
 __all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
-SHARED_HEADS = 32  # of so few, several CTAs side by side read the same keys, which then need not stay for long
+WALK_BUDGET = 40 * 1024 * 1024  # likewise beside the Q and O of CTAs that walk
 
 
 class Grid(NamedTuple):
@@ -73,9 +73,12 @@ class TileOrder:
     """All tiles of a call by index.
 
     Plain order: blocks of rows run fastest, then the query heads of a kv head, kv heads, batch: CTAs that run together
-    share K and V. Longest first: heads are cut into sections of about what fits in L2; within the last section the
+    share K and V. Longest first: heads are cut into sections whose K and V fit in L2; within the last section the
     last, longest tiles of all its heads come first, and in the sections before it alternately first and last: lengths
     never jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
+
+    `ctas`, where they walk: a section is about what all of them go through in whole rounds, up and down, since parts of
+    a round are unequal. Of few heads one round may be more than fits.
 
     `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
     """
@@ -90,7 +93,7 @@ class TileOrder:
         """Tiles in all."""
         return self._m_blocks(grid) * grid.q_heads * grid.batch
 
-    def tile(self, index: Index, grid: Grid) -> QueryTile:
+    def tile(self, index: Index, grid: Grid, ctas: Index | None = None) -> QueryTile:
         """The tile at `index` of the order."""
         group = divide(grid.q_heads, grid.kv_heads)
         m_blocks = self._m_blocks(grid)
@@ -98,20 +101,23 @@ class TileOrder:
             head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
-        return self._at(*self._in_sections(index, m_blocks, group, grid), group, grid)
+        return self._at(*self._in_sections(index, m_blocks, group, grid, ctas), group, grid)
 
-    def listed(self, index: Index, count: Index, grid: Grid) -> tuple[Index, Index, Index]:
+    def listed(self, index: Index, count: Index, grid: Grid, ctas: Index | None = None) -> tuple[Index, Index, Index]:
         """(position, q_head, kv_head) of the tile at `index`, where a list has `count` tiles of each head.
 
         The longest are the first of the list, which holds all batch entries.
         """
         group = divide(grid.q_heads, grid.kv_heads)
-        block, head = self._in_sections(index, count, group, grid._replace(kv_len=grid.kv_len * grid.batch, batch=1))
+        whole = grid._replace(kv_len=grid.kv_len * grid.batch, batch=1)
+        block, head = self._in_sections(index, count, group, whole, ctas)
         return count - 1 - block, head, divide(head, group)
 
-    def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
+    def _in_sections(
+        self, index: Index, m_blocks: Index, group: Index, grid: Grid, ctas: Index | None
+    ) -> tuple[Index, Index]:
         """Block and query head, counted over all batch entries, at `index`; the last blocks are the longest."""
-        section_heads = self._section_heads(grid)
+        section_heads = self._section_heads(m_blocks * group, grid, ctas)
         kv_heads = grid.kv_heads * grid.batch
         section, rest = divide_with_rest(index, section_heads * group * m_blocks)
         first_head = section * section_heads
@@ -121,11 +127,14 @@ class TileOrder:
         m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
         return m_block, first_head * group + head
 
-    def _section_heads(self, grid: Grid) -> Index:
-        """As many as fit in L2, or up to twice as many where they are few: fewer sections give more equal shares."""
-        fits = _heads_that_fit(self.kv_bytes, grid)
-        section_heads = cutlass.max(fits, cutlass.min(2 * fits, SHARED_HEADS))
-        return cutlass.min(section_heads, grid.kv_heads * grid.batch)
+    def _section_heads(self, tiles: Index, grid: Grid, ctas: Index | None) -> Index:
+        """KV heads of a section; each has so many `tiles`."""
+        every = grid.kv_heads * grid.batch
+        if ctas is None:
+            return cutlass.min(_heads_that_fit(L2_BUDGET, self.kv_bytes, grid), every)
+        fits = cutlass.min(_heads_that_fit(WALK_BUDGET, self.kv_bytes, grid), every)
+        rounds = cutlass.max(divide(fits * tiles, 2 * ctas), 1)
+        return cutlass.min(cutlass.max(divide(rounds * (2 * ctas), tiles), 1), every)
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
         """`head` counts the query heads of all batch entries."""
@@ -178,7 +187,7 @@ class SingleTile:
 
     def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
         """Step, from the longest, and query head, counted over all batch entries, at `index`."""
-        fits = _heads_that_fit(self.kv_bytes, grid)
+        fits = _heads_that_fit(L2_BUDGET, self.kv_bytes, grid)
         if self.even_sections:
             fits = _power_of_two(fits)
         section_heads = cutlass.min(fits, grid.kv_heads * grid.batch)
@@ -193,9 +202,9 @@ class SingleTile:
         return Tile(m_block, *_head(head, group, grid))
 
 
-def _heads_that_fit(kv_bytes: int, grid: Grid) -> Index:
-    """KV heads whose K and V fit in L2 together, one at least."""
-    return cutlass.max(divide(L2_BUDGET // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
+def _heads_that_fit(budget: int, kv_bytes: int, grid: Grid) -> Index:
+    """KV heads whose K and V fit in `budget` bytes of L2 together, one at least."""
+    return cutlass.max(divide(budget // kv_bytes, cutlass.max(grid.kv_len, 1)), 1)
 
 
 def _power_of_two(n: Index) -> Index:

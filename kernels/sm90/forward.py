@@ -304,9 +304,10 @@ class ForwardSm90:
 
     def find(self, call: Call, index: Int32) -> QueryTile:
         """The tile at `index` of the order."""
+        ctas = call.ctas if self.config.persistent else None
         if call.listed is None:
-            return self.order.tile(index, call.grid)
-        position, q_head, kv_head = self.order.listed(index, call.listed, call.grid)
+            return self.order.tile(index, call.grid, ctas)
+        position, q_head, kv_head = self.order.listed(index, call.listed, call.grid, ctas)
         packed = read_tile(call.results.schedule, position)
         return QueryTile(packed.first_row(self.config.tile_m), packed.end_row, q_head, kv_head, packed.batch, packed)
 

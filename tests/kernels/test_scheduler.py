@@ -83,9 +83,9 @@ def order_of(longest_first, partial_first):
     )
 
 
-def all_tiles(grid, longest_first=True, partial_first=True):
+def all_tiles(grid, longest_first=True, partial_first=True, ctas=None):
     order = order_of(longest_first, partial_first)
-    return [order.tile(index, grid) for index in range(order.count(grid))]
+    return [order.tile(index, grid, ctas) for index in range(order.count(grid))]
 
 
 def walk(cta, ctas, count):
@@ -98,11 +98,13 @@ def walk(cta, ctas, count):
 
 
 @pytest.mark.parametrize("partial_first", [False, True], ids=["partial-last", "partial-first"])
-@pytest.mark.parametrize("longest_first", [False, True], ids=["plain", "longest-first"])
+@pytest.mark.parametrize(
+    ("longest_first", "ctas"), [(False, None), (True, None), (True, 5)], ids=["plain", "longest-first", "in-rounds"]
+)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_query_is_in_one_tile(grid, longest_first, partial_first):
+def test_every_query_is_in_one_tile(grid, longest_first, ctas, partial_first):
     found = []
-    for tile in all_tiles(grid, longest_first, partial_first):
+    for tile in all_tiles(grid, longest_first, partial_first, ctas):
         assert 0 <= tile.first_row < min(tile.end_row, grid.q_len)
         assert tile.end_row - tile.first_row <= TILE_M
         assert tile.first_row % (STEP if partial_first else TILE_M) == 0
@@ -120,18 +122,22 @@ def test_query_heads_of_a_kv_head_are_neighbours_in_the_order(grid):
         assert len({(t.batch, t.kv_head, t.first_row) for t in tiles[start : start + group]}) == 1
 
 
-def test_sections_are_taken_up_and_down_and_hold_up_to_twice_as_many_heads_as_fit_in_l2():
-    kv_len = scheduler.L2_BUDGET // 512 // 2  # two heads fill the budget
+def test_sections_are_taken_up_and_down_and_hold_as_many_heads_as_fit_in_l2():
+    kv_len = scheduler.L2_BUDGET // 512 // 4  # four heads fill the budget
     tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=8, kv_heads=8, batch=1))
     places = [(tile.kv_head, tile.first_row) for tile in tiles]
     expected = [(range(4), 0), (range(4), 128), (range(4, 8), 128), (range(4, 8), 0)]
     assert places == [(head, row) for heads, row in expected for head in heads]
 
 
-def test_sections_of_many_heads_hold_no_more_than_fit_in_l2():
-    kv_len = scheduler.L2_BUDGET // 512 // 40  # forty heads fill the budget
-    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=80, kv_heads=80, batch=1))
-    assert [tile.kv_head for tile in tiles] == 2 * list(range(40)) + 2 * list(range(40, 80))
+@pytest.mark.parametrize(
+    ("fitting", "ctas", "heads"), [(40, 8, 40), (40, 9, 36), (40, 30, 30), (9, 30, 30), (9, 1, 9), (9, 100, 80)]
+)
+def test_sections_of_walking_ctas_are_whole_rounds_that_fit_in_l2_or_one(fitting, ctas, heads):
+    """A head has two tiles, and a round up and down is two for each CTA."""
+    kv_len = scheduler.WALK_BUDGET // 512 // fitting
+    tiles = all_tiles(Grid(q_len=256, kv_len=kv_len, q_heads=80, kv_heads=80, batch=1), ctas=ctas)
+    assert [tile.kv_head for tile in tiles[: 2 * heads]] == 2 * list(range(heads))
 
 
 @pytest.mark.parametrize(
