@@ -12,7 +12,7 @@ from .seqlen import Index
 __all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
-WALK_BUDGET = 40 * 1024 * 1024  # likewise beside the Q and O of CTAs that walk
+WALK_BUDGET = 24 * 1024 * 1024  # likewise, beside the Q and O of CTAs that walk
 
 
 class Grid(NamedTuple):
@@ -78,7 +78,7 @@ class TileOrder:
     never jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
 
     `ctas`, where they walk: a section is about what all of them go through in whole rounds, up and down, since parts of
-    a round are unequal. Of few heads one round may be more than fits.
+    a round are unequal: one round at least, even where that is more than fits. Heads that are left join the last.
 
     `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
     """
@@ -118,12 +118,14 @@ class TileOrder:
     ) -> tuple[Index, Index]:
         """Block and query head, counted over all batch entries, at `index`; the last blocks are the longest."""
         section_heads = self._section_heads(m_blocks * group, grid, ctas)
-        kv_heads = grid.kv_heads * grid.batch
-        section, rest = divide_with_rest(index, section_heads * group * m_blocks)
-        first_head = section * section_heads
-        heads_here = cutlass.min(section_heads, kv_heads - first_head) * group
-        block, head = divide_with_rest(rest, heads_here)
-        upwards = (divide(kv_heads - 1, section_heads) - section) % 2
+        kv_heads, section_tiles = grid.kv_heads * grid.batch, section_heads * group * m_blocks
+        last = divide(kv_heads, section_heads) - 1
+        section = cutlass.min(divide(index, section_tiles), last)
+        first_head, to_come = section * section_heads, last - section
+        left = kv_heads - (last + 1) * section_heads
+        heads_here = (section_heads + (1 - cutlass.min(to_come, 1)) * left) * group
+        block, head = divide_with_rest(index - section * section_tiles, heads_here)
+        upwards = to_come % 2
         m_block = (1 - upwards) * (m_blocks - 1 - 2 * block) + block
         return m_block, first_head * group + head
 
@@ -133,8 +135,8 @@ class TileOrder:
         if ctas is None:
             return cutlass.min(_heads_that_fit(L2_BUDGET, self.kv_bytes, grid), every)
         fits = cutlass.min(_heads_that_fit(WALK_BUDGET, self.kv_bytes, grid), every)
-        rounds = cutlass.max(divide(fits * tiles, 2 * ctas), 1)
-        return cutlass.min(cutlass.max(divide(rounds * (2 * ctas), tiles), 1), every)
+        rounds = cutlass.max(divide(fits * tiles + ctas, 2 * ctas), 1)
+        return cutlass.min(cutlass.max(divide(rounds * (2 * ctas) + tiles // 2, tiles), 1), every)
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
         """`head` counts the query heads of all batch entries."""
