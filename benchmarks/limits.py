@@ -17,6 +17,7 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jax_fa4 import arguments
 from jax_fa4.bench import cells, peers
 from jax_fa4.bench.cells import Cell, Direction
 from jax_fa4.bench.operands import random_operands
@@ -55,13 +57,15 @@ def main() -> None:
     """Prints a table, and writes the same figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", default="prefill,decode", help="kinds or names, with commas between")
-    parser.add_argument("--out", type=pathlib.Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=arguments.file_to_write, help="also write the figures to this JSON file")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one measurement, in a process of its own
     args = parser.parse_args()
     wanted = cells.select(args.cells.split(","))
     if args.part:
         print(json.dumps(PARTS[args.part](wanted)))
         return
+    if missing := [tool for tool in ("nvidia-smi", "ncu") if shutil.which(tool) is None]:
+        parser.error(f"needs an NVIDIA GPU, and {' and '.join(missing)} on the path")
     again = [sys.executable, __file__, "--cells", args.cells]
     records = []
     for name, launches, sustained in zip(names(wanted), profiled(again), in_process(again, "sustained"), strict=True):

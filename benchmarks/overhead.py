@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jax_fa4 import arguments
+
 CALLS = 200  # in one program
 STEPS = 10  # runs of the program that are timed together
 REPEATS = 20
@@ -29,12 +32,14 @@ REPEATS = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=arguments.file_to_write, help="also write the figures to this JSON file")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one measurement, in a process of its own
     args = parser.parse_args()
     if args.part:
         print(json.dumps(PARTS[args.part]()))
         return
+    if shutil.which("nvidia-smi") is None:
+        parser.error("needs an NVIDIA GPU, and nvidia-smi on the path")
     flags = os.environ.get("XLA_FLAGS", "")
     figures = {
         "environment": _in_process("environment"),
