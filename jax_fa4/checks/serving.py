@@ -112,8 +112,11 @@ def offsets(name: str, value: Any, total: int, num_sequences: int | None = None)
     if num_sequences is not None and x.shape[0] != num_sequences + 1:
         fail(ValueError, f"{name} must have {num_sequences + 1} entries, one more than sequences", x.shape[0])
     if isinstance(value, np.ndarray) and isinstance(total, int):  # no symbolic length
-        if (np.diff(value.astype(np.int64)) < 0).any():
-            fail(ValueError, f"{name} must not descend", value.tolist())
+        descents = np.flatnonzero(np.diff(value.astype(np.int64)) < 0)
+        if descents.size:
+            first = int(descents[0])
+            got = f"{value[first + 1]} behind {value[first]}"
+            fail(ValueError, f"{name} must not descend", f"{got}, at {first + 1}")
         for known in value[0].item(), value[-1].item():
             if not 0 <= known <= total:
                 fail(ValueError, f"{name} must be from 0 to {total}", known)
