@@ -458,17 +458,9 @@ class BackwardConfig(KeysConfig):
         return self.has_softcap
 
     @property
-    def values_early(self) -> bool:
-        """Whether dv += p dout runs beside the computation of ds: p is then alive twice, in float32 and in 16 bit."""
-        if self.has_softcap or self.has_segments or self.has_mask or self.bias is not None:
-            return False  # they need the registers
-        return self._registers(self._elements_a_row + self.tile_m // 2) <= self.consumer_registers
-
-    @property
     def accumulator_registers(self) -> int:
-        """Of a consumer thread where most are alive: dk, dv, p and dp in float32, p in 16 bit if `values_early`."""
-        halves = self.tile_m // 2 if self.values_early else 0
-        return (self._elements_a_row + halves) * WARPGROUP_ROWS // WARPGROUP
+        """Of a consumer thread where most are alive: dk, dv, p and dp in float32."""
+        return self._elements_a_row * WARPGROUP_ROWS // WARPGROUP
 
     @property
     def row_bytes(self) -> int:
@@ -545,10 +537,6 @@ class BackwardConfig(KeysConfig):
     def _elements_a_row(self) -> int:
         """Of dk, dv, p and dp."""
         return self.dk_columns + self.dv_columns + 2 * self.tile_m
-
-    def _registers(self, elements_a_row: int) -> int:
-        """Of a thread that holds its part of so many float32 a row, and addresses and ring states beside them."""
-        return elements_a_row * WARPGROUP_ROWS // WARPGROUP + OTHER_REGISTERS
 
     def _shared(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TileConfig)}

@@ -21,7 +21,7 @@
     dq_empty[i]  named        wg i, add[i] (160)     wg i     its part of the tile before has left smem
 
 All products of a tile of queries m are computed with keys as rows, so that P^T and dS^T, once rounded, are A operands
-where they lie:
+in the registers where they lie:
 
     S^T = K Q^T    dP^T = V dO^T    P^T = exp2(scale_log2 S^T - lse)    dS^T = P^T (dP^T - delta)
     dV += P^T dO   dK += dS^T Q     dQ += dS K
@@ -31,10 +31,12 @@ keys of the tile, and a warp of its own adds it to float32 global memory. With s
 dq_turn is 1 beforehand; elsewhere the first tile of keys that a tile of queries sees stores dQ, and the others wait
 until it has. Query tiles are visited downwards:
 
-    wg issues   | dQ(m+1) S(m) |                 | dP(m) dK(m+1) |       | dV(m) |        |
-    wg computes |              | dQ(m+1) to smem |               | P(m)  |       | dS(m)  |   one wait before each
+    wg issues   | dQ(m+1) S(m) |                 | dP(m) |      |         | dK dV(m) a |         | dK dV(m) b |
+    wg computes |              | dQ(m+1) to smem |       | P(m) | dS(m) a |            | dS(m) b |            | dS(m) to smem
 
-Where registers don't suffice for P and its rounded copy at once, dV(m) is issued before dQ(m).
+a and b are halves of the tile's queries, over which dK and dV sum: half of their products runs beside the computation
+of dS's other half, in this warpgroup or in the other one. A warpgroup waits for dQ(m+1), S(m) and dP(m) when it needs
+them, and for dK(m) at the end of a step; dV of half b runs on beside dQ(m).
 
 `dq_sum` holds tiles in the order of registers, see `hand_over`. Head dims are padded to D and E in shared memory: the
 copies fill in zeros there, and drop them from the results.
@@ -101,6 +103,7 @@ WARPGROUPS = 2
 SLAB = 64  # columns of a swizzle atom
 LOAD_WARP, ADD_WARP = 0, 1  # of the producer warpgroup, which comes first; from ADD_WARP one a consumer warpgroup
 HANDOVER = WARPGROUP + 32  # threads at the barriers between a consumer warpgroup and the warp that adds its dQ
+HALVES = 2  # of a tile's queries, as dK and dV sum over them
 
 
 class Parts(NamedTuple):
@@ -143,12 +146,10 @@ class Walk(NamedTuple):
 
     k: PipelineConsumer
     v: PipelineConsumer
-    q: PipelineConsumer
-    q_read: PipelineConsumer  # a step behind q: at the slot that is released next
-    dout: PipelineConsumer  # at the slot of the tile in work
+    q: PipelineConsumer  # at the slot of the tile in work
+    dout: PipelineConsumer  # likewise
     head: Int32  # query head, over all of the batch
     m_block: Int32  # the tile in work
-    q_stage: Int32  # where its Q lies
     ds_stage: Int32  # where its dS lies
 
 
@@ -162,14 +163,14 @@ class Fragments(NamedTuple):
     dout: cute.Tensor  # descriptors (MMA, 1, K, dout_stages)
     dout_transposed: cute.Tensor
     k_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups)
-    ds: cute.Tensor  # descriptors (MMA, 1, K, warpgroups * ds_stages)
     ds_slabs: cute.Tensor  # descriptors (MMA, 1, K, slabs * warpgroups * ds_stages)
     scores: cute.Tensor  # accumulators, float32
     dweights: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
     dq: cute.Tensor
-    weights: cute.Tensor  # A operand, 16 bit
+    weights: cute.Tensor  # A operand (MMA, 1, K), 16 bit
+    dscores: cute.Tensor  # likewise
     place: mask.Place
     is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
     features: Features
@@ -278,10 +279,8 @@ class BackwardSm90(KeysSm90):
             wg = warp_index // WARPGROUP_WARPS - 1
             walk = Walk(
                 **{name: ends[name][1] for name in ("k", "v", "q", "dout")},
-                q_read=ends["q"][1].clone(),
                 head=tile.batch * grid.q_heads + work.first_head,
                 m_block=Int32(0),
-                q_stage=Int32(0),
                 ds_stage=Int32(0),
             )
             self.consume(maps, packed, parts, smem, walk, work, wg, inputs)
@@ -416,7 +415,7 @@ class BackwardSm90(KeysSm90):
                 for span in visit.spans:
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
                         walk = self.step(fragments, smem, walk, work, wg, span.first - i, span.right, span.left)
-                walk = self.last_step(fragments, smem, walk, work, wg)
+                walk = self.last_step(fragments, smem, walk, wg)
         if self.config.has_padding:
             present = [row < work.seq.q_len for row in fragments.place.rows]
             mma.keep_rows(fragments.dk, present)
@@ -432,7 +431,7 @@ class BackwardSm90(KeysSm90):
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         scores_mma = mma.scores_mma(self.dtype, config.tile_m)
         values_mma = mma.values_mma(self.dtype, config.v_columns)
-        keys_mma = mma.keys_mma(self.dtype, config.columns)
+        keys_mma = mma.values_mma(self.dtype, config.columns)
         queries_mma = mma.queries_mma(self.dtype, SLAB)
         # a descriptor covers the whole tile: any thread's slice of shared memory gives the same
         tiled = (scores_mma, values_mma, keys_mma, queries_mma)
@@ -440,9 +439,9 @@ class BackwardSm90(KeysSm90):
         scores_shape = scores_mma.partition_shape_C((WARPGROUP_ROWS, config.tile_m))
         weights_shape = values_mma.partition_shape_A((WARPGROUP_ROWS, config.tile_m))
         # without columns beyond head dims, which operands in smem have
-        keys_shape = mma.keys_mma(self.dtype, config.dk_columns).partition_shape_C((WARPGROUP_ROWS, config.dk_columns))
-        values_shape = mma.values_mma(self.dtype, config.dv_columns).partition_shape_C(
-            (WARPGROUP_ROWS, config.dv_columns)
+        keys_shape, values_shape = (
+            mma.values_mma(self.dtype, columns).partition_shape_C((WARPGROUP_ROWS, columns))
+            for columns in (config.dk_columns, config.dv_columns)
         )
         queries_shape = queries_mma.partition_shape_C((SLAB, SLAB))
         place = mma.place(first_row, thread, config.tile_m)
@@ -454,7 +453,6 @@ class BackwardSm90(KeysSm90):
             dout=scores_mma.make_fragment_B(by_scores.partition_B(smem.dout)),
             dout_transposed=values_mma.make_fragment_B(by_values.partition_B(smem.dout_transposed)),
             k_slabs=queries_mma.make_fragment_B(by_queries.partition_B(smem.k_slabs)),
-            ds=keys_mma.make_fragment_A(by_keys.partition_A(smem.ds)),
             ds_slabs=queries_mma.make_fragment_A(by_queries.partition_A(smem.ds_slabs)),
             scores=cute.make_rmem_tensor(scores_shape, Float32),
             dweights=cute.make_rmem_tensor(scores_shape, Float32),
@@ -462,6 +460,7 @@ class BackwardSm90(KeysSm90):
             dv=cute.make_rmem_tensor(values_shape, Float32),
             dq=cute.make_rmem_tensor(queries_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
+            dscores=cute.make_rmem_tensor(weights_shape, self.dtype),
             place=place,
             is_key=self.is_key(work, place),
             features=self.features(inputs, work, place),
@@ -488,22 +487,22 @@ class BackwardSm90(KeysSm90):
         seen = seq.kv_len - m_block * config.tile_m
         if seen < config.tile_m and work.q_begin + seq.kv_len < work.grid.q_len:
             walk.dout.wait()  # dO(m) has landed, as Q(m) has
-            q, dout = walk.q_stage, walk.dout.current_handle().index
+            q, dout = walk.q.current_handle().index, walk.dout.current_handle().index
             self.clear_rows(smem.q[None, None, q], seen, config.tile_m, config.columns)
             self.clear_rows(smem.dout[None, None, dout], seen, config.tile_m, config.v_columns)
             self.cleared()
 
     @cute.jit
     def first_step(self, fragments: Fragments, smem: Smem, walk: Walk, work: Work, wg: Int32, m_block: Int32) -> Walk:
-        """S, P and dS of a head's first tile of queries; that tile may be cut by any edge of the mask."""
-        slot = walk.q.wait_and_advance()  # Q(m) has landed
-        walk = walk._replace(m_block=m_block, q_stage=slot.index)
+        """All of a head's first tile of queries but dQ; that tile may be cut by any edge of the mask."""
+        walk.q.wait()  # Q(m) has landed
+        walk = walk._replace(m_block=m_block)
         if cutlass.const_expr(self.config.clears_queries):
             self.clear_queries(smem, walk, work, m_block)
         warpgroup.fence()
-        self.issue_scores(fragments, slot.index)
+        self.issue_scores(fragments, walk)
         edges = {"right": self.config.has_left, "left": self.config.has_right}
-        return self.weigh(fragments, smem, walk, work, wg, **edges, before=walk, first=True)
+        return self.weigh(fragments, smem, walk, work, wg, **edges, first=True)
 
     @cute.jit
     def step(
@@ -517,38 +516,27 @@ class BackwardSm90(KeysSm90):
         right: cutlass.Constexpr,
         left: cutlass.Constexpr,
     ) -> Walk:
-        """dQ and dK of tile m+1 beside S of tile m, then P and dS of tile m."""
+        """dQ of tile m+1 beside S of tile m, then all else of tile m but dQ."""
         warpgroup.fence()
-        if cutlass.const_expr(not self.config.values_early):
-            self.issue_values(fragments, walk.dout.current_handle().index)
         self.issue_queries(fragments, walk, wg)
-        if cutlass.const_expr(not self.config.values_early):
-            warpgroup.wait_group(1)  # dV(m+1) is complete: the registers of P(m+1) are free for S(m)
-        slot = walk.q.wait_and_advance()  # Q(m) has landed
-        self.issue_scores(fragments, slot.index)
+        walk.q.wait()  # Q(m) has landed
+        self.issue_scores(fragments, walk)
         warpgroup.wait_group(1)  # dV(m+1) and dQ(m+1) are complete; S(m) may still run
         walk.dout.release()
         walk.dout.advance()
         self.hand_over(fragments, smem, wg)
-        before = walk
-        walk = walk._replace(m_block=m_block, q_stage=slot.index, ds_stage=walk.ds_stage ^ 1)
-        return self.weigh(fragments, smem, walk, work, wg, right=right, left=left, before=before, first=False)
+        walk = walk._replace(m_block=m_block, ds_stage=walk.ds_stage ^ 1)
+        return self.weigh(fragments, smem, walk, work, wg, right=right, left=left, first=False)
 
     @cute.jit
-    def last_step(self, fragments: Fragments, smem: Smem, walk: Walk, work: Work, wg: Int32) -> Walk:
-        """dQ and dK of a head's last tile of queries."""
+    def last_step(self, fragments: Fragments, smem: Smem, walk: Walk, wg: Int32) -> Walk:
+        """dQ of a head's last tile of queries."""
         warpgroup.fence()
-        if cutlass.const_expr(not self.config.values_early):
-            self.issue_values(fragments, walk.dout.current_handle().index)
         self.issue_queries(fragments, walk, wg)
-        self.issue_keys(fragments, walk, wg)
-        warpgroup.wait_group(1)  # dV and dQ are complete
+        warpgroup.wait_group(0)  # dV and dQ are complete
         walk.dout.release()
         walk.dout.advance()
         self.hand_over(fragments, smem, wg)
-        warpgroup.wait_group(0)  # dK is complete
-        walk.q_read.release()
-        walk.q_read.advance()
         return walk._replace(head=walk.head + 1, ds_stage=walk.ds_stage ^ 1)
 
     @cute.jit
@@ -561,63 +549,64 @@ class BackwardSm90(KeysSm90):
         wg: Int32,
         right: cutlass.Constexpr,
         left: cutlass.Constexpr,
-        before: Walk,
         first: cutlass.Constexpr,
     ) -> Walk:
-        """P(m), dP(m) and dS(m), dV += P dO, and dK of tile m+1; dS(m) is in smem at the end.
+        """P(m), dP(m) and dS(m), dV += P dO and dK += dS Q; at the end dS(m) is in smem, and half of dV may still run.
 
-        `before`: the walk at tile m+1, but at a head's `first` tile.
+        `first`: of a head. Waits: dout.full, ds. Signals: ds, q.empty.
         """
-        early = self.config.values_early
         seen = self.seen(fragments, walk, work, first)
         if cutlass.const_expr(first):
             walk.v.wait()  # V has landed
         walk.dout.wait()  # dO(m) has landed
-        dout_index = walk.dout.current_handle().index
         warpgroup.fence()
-        self.issue_dweights(fragments, dout_index)
-        if cutlass.const_expr(not first):
-            self.issue_keys(fragments, before, wg)
-        warpgroup.wait_group(2 - first)  # S(m) is in registers; dP(m) and dK(m+1) may still run
-        scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
-        capped, blocks = work.logits.capped, self.config.tile_m // 8
+        self.issue_dweights(fragments, walk)
+        warpgroup.wait_group(1)  # S(m) is in registers; dP(m) may still run
+        scores = mma.rows_and_columns(fragments.scores)
+        blocks = self.config.tile_m // 8
         edges, late = {"right": right, "left": left, "ragged": first, "seen": seen}, self.config.weights_late
-        if cutlass.const_expr(capped is not None):
-            softcap.cap(scores, capped)  # tanh: the cap's slope is 1 - tanh^2
+        if cutlass.const_expr(work.logits.capped is not None):
+            softcap.cap(scores, work.logits.capped)  # tanh: the cap's slope is 1 - tanh^2
         if cutlass.const_expr(not late):
             self.exponentiate(scores, range(blocks), fragments, smem, walk, work, **edges)
-        if cutlass.const_expr(self.config.values_early):
-            self.pack(fragments.scores, fragments.weights)
+        warpgroup.wait_group(0)  # dP(m) is in registers
+        for half in cutlass.range_constexpr(HALVES):
+            part = range(half * blocks // HALVES, (half + 1) * blocks // HALVES)
+            for block in cutlass.range_constexpr(part.start, part.stop):
+                weights = mma.block_of(scores, block)
+                if cutlass.const_expr(late):
+                    self.exponentiate(weights, range(block, block + 1), fragments, smem, walk, work, **edges)
+                self.differentiate(weights, block, fragments, smem, walk, work)
+            self.store_dscores(fragments, smem, walk, wg, part)  # before wgmma has these registers
+            self.pack(fragments.scores, fragments.weights, part)
             warpgroup.fence()
-            self.issue_values(fragments, dout_index)
-
-        warpgroup.wait_group(1 - first + early)  # dP(m) is in registers; dK(m+1) and dV(m) may still run
-        dscores = cute.make_rmem_tensor_like(fragments.dweights, self.dtype)
-        rounded = cute.recast_tensor(cute.coalesce(dscores), Int32)
-        for block in cutlass.range_constexpr(blocks):
-            weights = mma.block_of(scores, block)
-            if cutlass.const_expr(late):
-                self.exponentiate(weights, range(block, block + 1), fragments, smem, walk, work, **edges)
-            delta = self.of_queries(smem.delta[None, dout_index], block, fragments.place)
-            for r in cutlass.range_constexpr(2):
-                ds = []
-                for pair in cutlass.range_constexpr(2):
-                    c = 2 * block + pair
-                    dscore = weights[r, pair] * (dweights[r, c] - delta[pair])
-                    if cutlass.const_expr(capped is not None):
-                        dscore = dscore * cute.math.fma(-scores[r, c], scores[r, c], Float32(1.0))
-                        scores[r, c] = weights[r, pair]
-                    ds.append(dscore)
-                # beyond kv_len P = exp2(-lse) may be inf, and dQ sums over keys
-                rounded[2 * block + r] = ptx.cvt_pair(self.dtype, *ds) & fragments.is_key[r]
-        if cutlass.const_expr(not self.config.values_early):
-            self.pack(fragments.scores, fragments.weights)
-        self.store_dscores(dscores, smem, walk, wg)
-        if cutlass.const_expr(not first):
-            warpgroup.wait_group(early + 0)  # dK(m+1) is complete
-            walk.q_read.release()
-            walk.q_read.advance()
+            self.issue_keys(fragments, walk, part)
+            self.issue_values(fragments, walk, part)
+        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
+        cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+        warpgroup.wait_group(1)  # dK(m) is complete; the last half of dV(m) may still run
+        walk.q.release()
+        walk.q.advance()
         return walk
+
+    def differentiate(
+        self, weights: cute.Tensor, block: int, fragments: Fragments, smem: Smem, walk: Walk, work: Work
+    ) -> None:
+        """dS in 16 bit of a block of eight queries, from its weights [2, 2]. With a cap these replace tanh in scores."""
+        scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
+        rounded = cute.recast_tensor(cute.coalesce(fragments.dscores), Int32)
+        delta = self.of_queries(smem.delta[None, walk.dout.current_handle().index], block, fragments.place)
+        for r in range(2):
+            ds = []
+            for pair in range(2):
+                c = 2 * block + pair
+                dscore = weights[r, pair] * (dweights[r, c] - delta[pair])
+                if work.logits.capped is not None:
+                    dscore = dscore * cute.math.fma(-scores[r, c], scores[r, c], Float32(1.0))
+                    scores[r, c] = weights[r, pair]
+                ds.append(dscore)
+            # beyond kv_len P = exp2(-lse) may be inf, and dQ sums over keys
+            rounded[2 * block + r] = ptx.cvt_pair(self.dtype, *ds) & fragments.is_key[r]
 
     def exponentiate(
         self,
@@ -643,7 +632,7 @@ class BackwardSm90(KeysSm90):
         if features.bias is not None:
             bias = self.columns_of(features.bias, place, walk, work)
             dense.add(scores, work.logits.biased, bias, place, start, ragged=ragged)
-        lse_log2 = smem.lse_log2[None, walk.q_stage]
+        lse_log2 = smem.lse_log2[None, walk.q.current_handle().index]
         for i, block in enumerate(blocks):
             lse = self.of_queries(lse_log2, block, fragments.place)
             for pair in range(2):
@@ -659,32 +648,33 @@ class BackwardSm90(KeysSm90):
         if seen is not None:
             dense.hide_unset(scores, seen, 2 * blocks.start, hidden=0.0)
 
-    def issue_scores(self, fragments: Fragments, stage: Int32) -> None:
+    def issue_scores(self, fragments: Fragments, walk: Walk) -> None:
         """Starts S^T = K Q^T."""
         scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
-        q = fragments.q[None, None, None, stage]
-        steps = self.config.k_steps
-        mma.batch(scores_mma, fragments.scores, fragments.k, q, accumulate=False, steps=steps)
+        q = fragments.q[None, None, None, walk.q.current_handle().index]
+        mma.batch(scores_mma, fragments.scores, fragments.k, q, accumulate=False, steps=self.config.k_steps)
 
-    def issue_dweights(self, fragments: Fragments, stage: Int32) -> None:
+    def issue_dweights(self, fragments: Fragments, walk: Walk) -> None:
         """Starts dP^T = V dO^T."""
         scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
-        dout = fragments.dout[None, None, None, stage]
-        steps = self.config.v_steps
-        mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False, steps=steps)
+        dout = fragments.dout[None, None, None, walk.dout.current_handle().index]
+        mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False, steps=self.config.v_steps)
 
-    def issue_values(self, fragments: Fragments, stage: Int32) -> None:
-        """Starts dV += P^T dO."""
-        values_mma = mma.values_mma(self.dtype, self.config.dv_columns)
-        dout = fragments.dout_transposed[None, None, None, stage]
-        mma.batch(values_mma, fragments.dv, fragments.weights, dout, accumulate=True)
+    def issue_values(self, fragments: Fragments, walk: Walk, blocks: range) -> None:
+        """Starts dV += P^T dO over blocks of eight queries."""
+        dout = fragments.dout_transposed[None, None, None, walk.dout.current_handle().index]
+        self.issue_sum(self.config.dv_columns, fragments.dv, fragments.weights, dout, blocks)
 
-    def issue_keys(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
-        """Starts dK += dS^T Q of the tile in work."""
-        keys_mma = mma.keys_mma(self.dtype, self.config.dk_columns)
-        ds = fragments.ds[None, None, None, walk.ds_stage * WARPGROUPS + wg]
-        q = fragments.q_transposed[None, None, None, walk.q_stage]
-        mma.batch(keys_mma, fragments.dk, ds, q, accumulate=True)
+    def issue_keys(self, fragments: Fragments, walk: Walk, blocks: range) -> None:
+        """Starts dK += dS^T Q over blocks of eight queries."""
+        q = fragments.q_transposed[None, None, None, walk.q.current_handle().index]
+        self.issue_sum(self.config.dk_columns, fragments.dk, fragments.dscores, q, blocks)
+
+    def issue_sum(self, columns: int, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, blocks: range) -> None:
+        """Starts acc += a b over blocks of eight queries; `a` is in registers."""
+        steps = range(8 * blocks.start // mma.K_EXTENT, 8 * blocks.stop // mma.K_EXTENT)
+        mma.products(mma.values_mma(self.dtype, columns), acc, a, b, steps, accumulate=True)
+        warpgroup.commit_group()
 
     def issue_queries(self, fragments: Fragments, walk: Walk, wg: Int32) -> None:
         """Starts dQ = dS K of the tile in work: the warpgroup's slab of queries or columns, over all keys."""
@@ -709,20 +699,26 @@ class BackwardSm90(KeysSm90):
         """A statistic, in smem, of the thread's two neighbouring queries in a block of eight."""
         return ptx.ld_shared_v2(values.iterator + (8 * block + place.first_column))
 
-    def pack(self, acc: cute.Tensor, rounded: cute.Tensor) -> None:
-        """An accumulator in 16 bit: a thread's elements of it are its elements of the A operand, in the same order."""
+    def pack(self, acc: cute.Tensor, rounded: cute.Tensor, blocks: range) -> None:
+        """Blocks of eight columns of an accumulator in 16 bit.
+
+        A thread's elements of it are its elements of the A operand, in the same order.
+        """
         elements = cute.coalesce(acc)
         pairs = cute.recast_tensor(cute.coalesce(rounded), Int32)
-        for i in range(cute.size(pairs)):
+        for i in range(2 * blocks.start, 2 * blocks.stop):
             pairs[i] = ptx.cvt_pair(self.dtype, elements[2 * i], elements[2 * i + 1])
 
-    def store_dscores(self, dscores: cute.Tensor, smem: Smem, walk: Walk, wg: Int32) -> None:
-        """dS(m) goes to smem for both warpgroups. Waits: ds. Signals: ds."""
+    def store_dscores(self, fragments: Fragments, smem: Smem, walk: Walk, wg: Int32, blocks: range) -> None:
+        """dS(m) over some blocks of eight queries goes to smem, for dQ."""
         # no wait before overwriting the stage: the barrier of tile m+1 said that dQ(m+2), which read it, is complete
-        target = smem.ds[None, None, walk.ds_stage * WARPGROUPS + wg]
-        self.copy_to_smem(mma.scores_mma(self.dtype, self.config.tile_m), dscores, target)
-        cute.arch.fence_proxy("async.shared", space="cta")  # wgmma may read what this thread wrote
-        cute.arch.barrier(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+        columns = 8 * len(blocks)
+        tiled = mma.scores_mma(self.dtype, columns)
+        shape = tiled.partition_shape_C((WARPGROUP_ROWS, columns))
+        values = fragments.dscores.iterator + blocks.start * (8 * WARPGROUP_ROWS // WARPGROUP)
+        tile = smem.ds[None, None, walk.ds_stage * WARPGROUPS + wg]
+        target = cute.local_tile(tile, (WARPGROUP_ROWS, columns), (0, 8 * blocks.start // columns))
+        self.copy_to_smem(tiled, cute.make_tensor(values, cute.make_layout(shape)), target)
 
     def hand_over(self, fragments: Fragments, smem: Smem, wg: Int32) -> None:
         """The warpgroup's part of dQ goes to smem, for its adding warp. Waits: dq.empty. Signals: dq.full.
