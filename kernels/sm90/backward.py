@@ -34,10 +34,9 @@ until it has. Query tiles are visited downwards:
     wg issues   | dQ(m+1) S(m) |                 | dP(m) |      |           | dK dV(m), a |           | dK dV(m), b |
     wg computes |              | dQ(m+1) to smem |       | P(m) | dS(m), a  |             | dS(m), b  |
 
-a and b are halves of the tile's queries, over which dK and dV sum. dS goes to shared memory, too, before the products
-that read its registers are issued. A warpgroup waits for dQ(m+1), S(m) and dP(m) where it needs them and for dK(m) at
-the end of a step; dV of half b runs on beside dQ(m). While a warpgroup issues products of registers it computes
-nothing, so halves let the other one compute: both in one piece cost 4 to 5%.
+a and b are halves of the tile's queries, over which dK and dV sum: products of one run beside the computation of the
+other. dS goes to shared memory, too, before the products that read its registers are issued. A warpgroup waits for
+dQ(m+1), S(m) and dP(m) where it needs them and for dK(m) at the end of a step; dV of half b runs on beside dQ(m).
 
 `dq_sum` holds tiles in the order of registers, see `hand_over`. Head dims are padded to D and E in shared memory: the
 copies fill in zeros there, and drop them from the results.
@@ -593,7 +592,7 @@ class BackwardSm90(KeysSm90):
     def differentiate(
         self, weights: cute.Tensor, block: int, fragments: Fragments, smem: Smem, walk: Walk, work: Work
     ) -> None:
-        """dS in 16 bit of a block of eight queries, from its weights [2, 2]; under a cap they replace tanh in scores."""
+        """dS in 16 bit of a block of eight queries from its weights [2, 2]; under a cap they replace tanh in scores."""
         scores, dweights = mma.rows_and_columns(fragments.scores), mma.rows_and_columns(fragments.dweights)
         rounded = cute.recast_tensor(cute.coalesce(fragments.dscores), Int32)
         delta = self.of_queries(smem.delta[None, walk.dout.current_handle().index], block, fragments.place)
