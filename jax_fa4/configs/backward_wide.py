@@ -76,11 +76,6 @@ class BackwardWideConfig(BackwardConfig):
         return -(-self.slabs // self.cluster_ctas)
 
     @property
-    def values_early(self) -> bool:
-        """dv += p dout always runs beside the computation of ds: another warpgroup computes that."""
-        return True
-
-    @property
     def keys_first(self) -> bool:
         """Whether dk += ds q comes before dp, not beside the computation of ds: q's slot is free the sooner.
 

@@ -14,7 +14,6 @@ __all__ = [
     "block_of",
     "k_major",
     "keep_rows",
-    "keys_mma",
     "mn_major",
     "pack",
     "place",
@@ -75,13 +74,8 @@ def scores_mma(dtype: type[Numeric], tile_n: int, *, in_registers: bool = False)
 
 
 def values_mma(dtype: type[Numeric], head_dim_v: int) -> cute.TiledMma:
-    """O [64, head_dim_v] += P V of one warpgroup, P in registers."""
+    """O [64, head_dim_v] += P V of one warpgroup, P in registers; so are dV += P^T dO and dK += dS^T Q."""
     return _mma(dtype, head_dim_v, warpgroup.OperandSource.RMEM, OperandMajorMode.MN)
-
-
-def keys_mma(dtype: type[Numeric], head_dim: int) -> cute.TiledMma:
-    """dK [64, head_dim] += dS^T Q of one warpgroup, both operands in shared memory."""
-    return _mma(dtype, head_dim, warpgroup.OperandSource.SMEM, OperandMajorMode.MN)
 
 
 def queries_mma(dtype: type[Numeric], columns: int) -> cute.TiledMma:
