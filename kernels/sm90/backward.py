@@ -13,7 +13,7 @@
     q.empty      q_stages     consume (1 a warp)     load     S and dK have read the slot
     dout.full    dout_stages  load (1 + bytes)       consume  that dO tile and the delta of its rows are in smem
     dout.empty   dout_stages  consume (1 a warp)     load     dP and dV have read the slot
-    ds           named        both wgs (256)         both     all of dS(m) is in smem, and dQ(m-1) has been computed
+    ds           named        both wgs (256)         both     all of dS(m) is in smem, and dQ(m+1) has been computed
     store        named        both wgs (256)         both     no wgmma reads K any more
     store[i]     named        wg i (128)             wg i     warpgroup i's part of dK and dV is in smem
     clear        named        both wgs (256)         both     rows of K, or of Q and dO, beyond the sequence are 0
