@@ -281,11 +281,12 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
 
 
 def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
+    import cutlass
     import cutlass.cute as cute
 
     from .core.inputs import Inputs
     from .core.pages import Pages
-    from .sm90.decode import Arrays, DecodeSm90, Extents
+    from .sm90.decode import Arrays, DecodeSm90, Extents, OutStrides
 
     kernel = DecodeSm90(config)
     DecodeSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -293,9 +294,10 @@ def _compile_decode_sm90(config: DecodeConfig, options: str) -> Any:
     pointers = _pointers(config)
     arrays, inputs = (kind(*(pointers.get(name) for name in kind._fields)) for kind in (Arrays, Inputs))
     extents = Extents(**_scalars(config, Extents._fields))
+    out_strides = OutStrides(*(cutlass.Int64(1) for _ in OutStrides._fields)) if config.has_clusters else None
     pages = Pages(**_scalars(config, Pages._fields)) if config.page_size is not None else None
     return cute.compile(
-        kernel.launch, k, v, arrays, inputs, pointers.get("page_table"), extents, pages, options=options
+        kernel.launch, k, v, arrays, inputs, pointers.get("page_table"), extents, out_strides, pages, options=options
     ).artifacts
 
 

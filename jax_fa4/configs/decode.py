@@ -24,10 +24,12 @@ from jax_fa4.spec import AttentionSpec, MaskSpec
 
 __all__ = [
     "COMBINE_WARPS",
+    "MERGES",
     "CombineConfig",
     "DecodeConfig",
     "decode",
     "max_splits",
+    "merge_of",
     "min_split_keys",
     "prefers_decode",
 ]
@@ -39,38 +41,44 @@ MAX_STAGES = 8
 MIN_SPLIT_KEYS, MAX_SPLIT_KEYS = 1024, 4096  # as kernels/core/splits.py says
 ROWS_PER_MIN_SPLIT = 32
 FEW_SPLITS = 8
+MAX_CLUSTERED_CTAS = 64
 MIN_KEYS = 256  # with fewer the forward kernel is as fast, and is one launch
 MIN_KEYS_OF_TILES = 4096  # the same of several tiles
 # The forward kernel's rows to theirs, from where on they are faster: 8k keys, batch 8, 1.9 to 2.9 at 8, 1.5 to 1.9 at 4
 # to 5.3, 1.0 to 1.2 at 2.7; batch 1 with 4 kv heads 1.6 to 2.4, 0.9 to 2.1, 0.9 to 1.2 (H200, d128, 2026-11-30)
 EMPTY_ROWS = 4
-COMBINE_WARPS = 8
+COMBINE_WARPS = 4
 FLOAT_BYTES = 4
 MAX_PARTIAL_ROWS = 1 << 19  # of packed queries, times splits: 256 MiB of float32 with head dim 128
 TILE_ROWS = WARPGROUP_ROWS  # queries times heads of a group
 DTYPES = ("bfloat16", "float16")
+Merge = Literal["cluster", "few", "many"]
+MERGES: tuple[Merge, ...] = ("cluster", "few", "many")
 SPLIT_COUNTS = PointerParam(name="split_counts", dtype="int32", dims=("batch", "kv_heads", "q_len"))
+SINKS = PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CombineConfig:
-    """A CTA merges the partial results of a query of a head, its warps sharing the splits, or of one a warp."""
+    """A warp merges some columns of the partial results of a query of a head, fewer where splits are many."""
 
     arch: str
     kernel: Literal["combine"] = "combine"
     dtype: Literal["bfloat16", "float16"]
     head_dim_v: int
     has_q_lengths: bool = False
+    has_many_splits: bool = False
     has_split_counts: bool = False  # and so knows which queries are padding
     has_sinks: bool = False
 
     @classmethod
-    def of(cls, config: Any, *, has_split_counts: bool = False) -> CombineConfig:
+    def of(cls, config: Any, *, has_many_splits: bool = True, has_split_counts: bool = False) -> CombineConfig:
         """What merges the splits of a config's kernel, which may count them."""
         return cls(
             arch=config.arch,
             dtype=config.dtype,
             head_dim_v=config.head_dim_v,
+            has_many_splits=has_many_splits,
             has_q_lengths=config.has_q_lengths and not has_split_counts,
             has_split_counts=has_split_counts,
             has_sinks=config.has_sinks,
@@ -79,7 +87,9 @@ class CombineConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        features = [name for name in ("q_lengths", "split_counts", "sinks") if getattr(self, f"has_{name}")]
+        features = [
+            name for name in ("q_lengths", "many_splits", "split_counts", "sinks") if getattr(self, f"has_{name}")
+        ]
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, f"d{self.head_dim_v}", *features])
 
     @property
@@ -89,8 +99,28 @@ class CombineConfig:
 
     @property
     def smem_bytes(self) -> int:
-        """Each warp's sums: a row, and the sum of weights."""
-        return COMBINE_WARPS * (self.head_dim_v + 1) * FLOAT_BYTES
+        """None: an SM has none left beside two CTAs of the decode kernel."""
+        return 0
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """So many that one has room beside two CTAs of the decode kernel, which have 168 registers a thread."""
+        return 6
+
+    @property
+    def lane_columns(self) -> int:
+        """Neighbouring ones, that a lane adds up."""
+        return 2 if self.has_many_splits else 4
+
+    @property
+    def in_flight(self) -> int:
+        """Splits that a warp reads at a time: one by one each would take as long as all."""
+        return 16 if self.has_many_splits else FEW_SPLITS
+
+    @property
+    def row_warps(self) -> int:
+        """What makes all columns."""
+        return -(-self.head_dim_v // (32 * self.lane_columns))
 
     @property
     def params(self) -> tuple[KernelParam, ...]:
@@ -99,9 +129,9 @@ class CombineConfig:
         optional = (
             (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=("batch", "kv_heads"))),
             (self.has_split_counts, SPLIT_COUNTS),
-            (self.has_sinks, PointerParam(name="sinks", dtype="float32", dims=("batch", "q_heads"))),
+            (self.has_sinks, SINKS),
         )
-        extents: tuple[Extent, ...] = ("q_len", "q_heads", "kv_heads", "batch", "num_splits", "row_warps")
+        extents: tuple[Extent, ...] = ("q_len", "q_heads", "kv_heads", "batch", "num_splits")
         out: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim_v")
         return (
             PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
@@ -119,14 +149,16 @@ class DecodeConfig(BlockConfig):
     """One compiled kernel; no length, batch, head count, group, scale or window value is part of it.
 
     Stages are as many as let two CTAs share an SM where the head dims allow it. With `page_size` keys and values lie in
-    pages. `has_cu_seqlens`: offsets are those of queries, and a schedule knows all lengths. Raises ValueError where
-    shared memory or an instruction forbids it.
+    pages. `has_cu_seqlens`: offsets are those of queries, and a schedule knows all lengths. `merge` says who merges the
+    splits of a tile: the CTAs of the cluster that make one each, or a kernel for few or for many. Raises ValueError
+    where shared memory or an instruction forbids it.
     """
 
     kernel: Literal["decode"] = "decode"
     page_size: int | None = None
     has_softcap: bool = False
     has_sinks: bool = False
+    merge: Merge = "few"
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
@@ -140,6 +172,8 @@ class DecodeConfig(BlockConfig):
             raise ValueError(f"page_size must be positive and come with lengths, got {self.page_size}")
         if self.smem_bytes > SMEM_LIMIT:
             raise ValueError(f"kv_stages={self.kv_stages} needs {self.smem_bytes} bytes of smem, {SMEM_LIMIT} exist")
+        if self.has_clusters and self.kept_bytes > self.kv_stages * self.v_bytes:
+            raise ValueError(f"{self.kept_bytes} bytes of results don't fit where {self.kv_stages} stages of V were")
 
     @property
     def name(self) -> str:
@@ -147,12 +181,21 @@ class DecodeConfig(BlockConfig):
         flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
         features = [name.removeprefix("has_") for name in flags if getattr(self, name) and name != "has_sinks"]
         features += [] if self.page_size is None else [f"page{self.page_size}"]
+        features += ["cluster"] if self.has_clusters else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
 
     @property
-    def kernels(self) -> tuple[DecodeConfig, CombineConfig]:
-        """Both in the order of their launches. A sink joins where everything is summed."""
-        return dataclasses.replace(self, has_sinks=False), CombineConfig.of(self, has_split_counts=True)
+    def kernels(self) -> tuple[DecodeConfig] | tuple[DecodeConfig, CombineConfig]:
+        """In the order of their launches. A sink joins where everything is summed."""
+        if self.has_clusters:
+            return (self,)
+        main = dataclasses.replace(self, has_sinks=False, merge="few")
+        return main, CombineConfig.of(self, has_many_splits=self.merge == "many", has_split_counts=True)
+
+    @property
+    def has_clusters(self) -> bool:
+        """The CTAs of a cluster merge what they make."""
+        return self.merge == "cluster"
 
     @property
     def threads(self) -> int:
@@ -178,6 +221,16 @@ class DecodeConfig(BlockConfig):
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: Q and both rings. Tiles are multiples of 2048 bytes, so nothing is padded."""
         return self.q_bytes + self.kv_stages * self.stage_bytes
+
+    @property
+    def kept_columns(self) -> int:
+        """Floats from one row's results to the next, which other banks have: out and lse."""
+        return self.head_dim_v + 8
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of a split's results that lie in shared memory."""
+        return self.tile_rows * self.kept_columns * FLOAT_BYTES
 
     @property
     def tile_rows(self) -> int:
@@ -207,6 +260,15 @@ class DecodeConfig(BlockConfig):
         lengths: tuple[Extent, ...] = ("batch", "kv_heads")
         rows: tuple[Extent, ...] = ("batch", "kv_heads", "num_splits", "q_len", "group")
         q: tuple[Extent, ...] = ("batch", "q_len", "q_heads", "head_dim")
+        partial_results = (
+            PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
+            PointerParam(name="partial_lse", dtype="float32", dims=rows),
+            SPLIT_COUNTS,
+        )
+        results = (
+            PointerParam(name="out", dtype=self.dtype, dims=(*q[:-1], "head_dim_v"), pointee_align=16),
+            PointerParam(name="lse", dtype="float32", dims=("batch", "q_heads", "q_len")),
+        )
         optional = (
             (self.has_left, PointerParam(name="window_left", dtype="int32")),
             (self.has_right, PointerParam(name="window_right", dtype="int32")),
@@ -214,6 +276,7 @@ class DecodeConfig(BlockConfig):
             (self.has_q_offset, PointerParam(name="q_offset", dtype="int32", dims=lengths)),
             (self.has_q_lengths, PointerParam(name="q_lengths", dtype="int32", dims=lengths)),
             (self.has_kv_lengths, PointerParam(name="kv_lengths", dtype="int32", dims=lengths)),
+            (self.has_sinks, SINKS),
             (self.page_size is not None, PointerParam(name="page_table", dtype="int32", dims=("page_table_size",))),
         )
         extents: tuple[Extent, ...] = ("q_len", "kv_len", "q_heads", "kv_heads", "batch", "num_splits")
@@ -226,14 +289,13 @@ class DecodeConfig(BlockConfig):
             tensor_map("k", "head_dim", self.columns),
             tensor_map("v", "head_dim_v", self.v_columns),
             PointerParam(name="q", dtype=self.dtype, dims=q, pointee_align=16),
-            PointerParam(name="partial_out", dtype="float32", dims=(*rows, "head_dim_v"), pointee_align=16),
-            PointerParam(name="partial_lse", dtype="float32", dims=rows),
-            SPLIT_COUNTS,
+            *(results if self.has_clusters else partial_results),
             *((schedule_param("q"),) if self.has_cu_seqlens else ()),
             PointerParam(name="softmax_scale", dtype="float32"),
             *(param for present, param in optional if present),
             *strides("q"),
             *(ScalarParam(name=name) for name in extents),
+            *(strides("out") if self.has_clusters else ()),
             *(pages if self.page_size is not None else ()),
         )
 
@@ -256,6 +318,18 @@ def max_splits(rows: int, kv_len: int, kv_heads: int = 1) -> int:
     shortest = min_split_keys(rows)
     longest = max(min(512 * kv_heads, MAX_SPLIT_KEYS), MIN_SPLIT_KEYS) * -(-rows // ROWS_PER_MIN_SPLIT)
     return min(max(min(-(-kv_len // shortest), FEW_SPLITS), -(-kv_len // longest)), MAX_SPLITS)
+
+
+def merge_of(num_splits: int, tiles: int | None) -> Merge:
+    """Who merges the splits of so many tiles (None: any number), which have so many each at most.
+
+    A cluster spares a launch, but waits until there is room for all its CTAs side by side: 1.05 with 64 CTAs, 0.97 with
+    128, 0.83 with 256 (8k keys a sequence, H200, 2026-11-30). One CTA has not to wait.
+    """
+    if num_splits > FEW_SPLITS:
+        return "many"
+    few_tiles = num_splits == 1 or (tiles is not None and num_splits * tiles <= MAX_CLUSTERED_CTAS)
+    return "cluster" if few_tiles else "few"
 
 
 def prefers_decode(few: DecodeConfig | Any, whole: KernelConfig | None, q_len: int, group: int, kv_len: int) -> bool:

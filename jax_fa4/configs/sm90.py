@@ -7,7 +7,7 @@ import dataclasses
 from jax_fa4.configs.backward import NARROW_LIMIT, BackwardConfig
 from jax_fa4.configs.backward_wide import BackwardWideConfig
 from jax_fa4.configs.config import MMA_COLUMNS, KernelConfig, round_up
-from jax_fa4.configs.decode import decode
+from jax_fa4.configs.decode import MERGES, decode
 from jax_fa4.configs.features import common_specs, fields_of, first_that_fits, has_known_dtypes, packs_with_others
 from jax_fa4.configs.scores import Config
 from jax_fa4.spec import AttentionSpec
@@ -172,5 +172,6 @@ def all_configs() -> tuple[Config, ...]:
     specs = tuple(common_specs(FORWARD | BACKWARD))
     forwards = [config for spec in specs if (config := forward(spec))]
     backwards = [kernel for spec in specs if (kernels := backward(spec)) for kernel in kernels.kernels]
-    decodes = [kernel for spec in specs if (few := decode(spec)) for kernel in few.kernels]
+    few = [dataclasses.replace(one, merge=merge) for spec in specs if (one := decode(spec)) for merge in MERGES]
+    decodes = [kernel for config in few for kernel in config.kernels]
     return tuple(dict.fromkeys([*forwards, *backwards, *decodes]))

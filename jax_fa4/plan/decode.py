@@ -4,19 +4,31 @@ schedule  offsets, lengths               -> q_schedule: the tiles of packed quer
 decode    q, k, v                        -> partial_out, partial_lse: one result a split of the keys; split_counts
 combine   partial_out, partial_lse       -> out, lse
 
+Where splits are few the CTAs of a cluster make those of a tile and merge them: decode has out and lse itself.
+
 Where keys lie in pages, the batch is an axis of every array: no batch axis is common to all, since the pool has none.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from jax_fa4.configs import SCHEDULE_FIELDS, DecodeConfig, GroupedSm100Config, PointerParam, ScheduleConfig
+from jax_fa4.configs import (
+    SCHEDULE_FIELDS,
+    CombineConfig,
+    Config,
+    DecodeConfig,
+    GroupedSm100Config,
+    PointerParam,
+    ScheduleConfig,
+)
 from jax_fa4.configs.decode import COMBINE_WARPS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
 from jax_fa4.plan.bind import SCALARS, SEGMENT_ENDS, Buffers, Kernel, axes_of
-from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, minimum, multiprocessors
-from jax_fa4.plan.plan import Plan
+from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, multiprocessors
+from jax_fa4.plan.plan import Launch, Plan
 from jax_fa4.spec import Layout
 
 __all__ = ["decode", "operand_names", "page_axes", "result_names"]
@@ -24,17 +36,17 @@ __all__ = ["decode", "operand_names", "page_axes", "result_names"]
 ARRAYS = ("q", "k", "v")
 RESULTS = ("out", "lse")
 SCRATCH = ("partial_out", "partial_lse", "split_counts", "q_schedule")
-CTAS_PER_PLACE = 4  # at least, if there are splits for them: they end at different times
+CTAS_PER_PLACE = 32  # at least, if there are splits for them: they end at different times
 POOLS = {"k": Axes("kord", "orkd"), "v": Axes("kore", "orke")}
 TABLES = {True: Axes("kbj", "kbj"), False: Axes("bj", "bj", batched=False)}  # by whether XLA may split the call
 
 
 def operand_names(config: DecodeConfig | GroupedSm100Config, schedule: ScheduleConfig | None = None) -> tuple[str, ...]:
     """The call's operands in order."""
-    main, _ = config.kernels
+    main = config.kernels[0]
     params = (*main.params, *(() if schedule is None else schedule.params))
     pointers = dict.fromkeys(param.name for param in params if isinstance(param, PointerParam))
-    others = [name for name in pointers if name not in (*ARRAYS, *SCRATCH)]
+    others = [name for name in pointers if name not in (*ARRAYS, *RESULTS, *SCRATCH, "sinks")]
     return (*ARRAYS, *others, *(("sinks",) if config.has_sinks else ()))
 
 
@@ -71,35 +83,50 @@ def decode(
     schedule: ScheduleConfig | None = None,
     *,
     results: Sequence[str],
+    num_splits: int,
 ) -> Plan:
     """The plan of a call whose q, k, v and out lie in memory as `layout` says.
 
     `kernels`: of `schedule`, if there is one, and of `config.kernels`; `axes` are `page_axes` of a call with pages, or
-    those of a mask and a bias; `results`: `result_names` of all configs of the call.
+    those of a mask and a bias; `results`: `result_names` of all configs of the call; `num_splits`: of a tile at most.
     """
-    buffers = _Buffers(operand_names(config, schedule), results, config, layout, axes)
-    main, combine = config.kernels
-    launches = (
-        *(() if schedule is None else (buffers.launch(schedule, kernels[0], buffers.one_cta()),)),
-        buffers.launch(main, kernels[-2], buffers.split_tiles()),
-        buffers.launch(combine, kernels[-1], buffers.rows(), programmatic=True),
-    )
-    return Plan(arch=config.arch, operands=buffers.operands, results=buffers.results, launches=launches)
+    buffers = _Buffers(operand_names(config, schedule), results, config, layout, axes, num_splits=num_splits)
+    configs: list[Config] = [*(() if schedule is None else (schedule,)), *config.kernels]
+    launches = [buffers.launch_of(c, kernel) for c, kernel in zip(configs, kernels, strict=True)]
+    return Plan(arch=config.arch, operands=buffers.operands, results=buffers.results, launches=tuple(launches))
 
 
 class _Buffers(Buffers):
+    def __init__(self, *args: Any, num_splits: int) -> None:
+        self.num_splits = num_splits
+        super().__init__(*args)
+
+    @property
+    def has_clusters(self) -> bool:
+        """The CTAs of a cluster merge splits: there is no array of theirs."""
+        return isinstance(self.config, DecodeConfig) and self.config.has_clusters
+
+    def launch_of(self, config: Config, kernel: Kernel) -> Launch:
+        """The launch of one of the call's kernels."""
+        if isinstance(config, ScheduleConfig):
+            return self.launch(config, kernel, self.one_cta())
+        if isinstance(config, CombineConfig):
+            return self.launch(config, kernel, self.rows(config), programmatic=True)
+        launch = self.launch(config, kernel, self.split_tiles())
+        return dataclasses.replace(launch, cluster=(self.num_splits, 1, 1)) if self.has_clusters else launch
+
     def split_tiles(self) -> Expr:
         """A CTA for every split of each tile of each kv head, or for several where tiles are many."""
         tiles, splits = self._tiles(), as_expr(self.extents["num_splits"])
-        if isinstance(self.config, DecodeConfig):
+        if isinstance(self.config, DecodeConfig) and not self.has_clusters:
             ctas = CTAS_PER_PLACE * self.config.ctas_per_sm * multiprocessors()
             splits = ceil_div(splits, maximum(tiles * splits // ctas, 1))
         return tiles * splits
 
-    def rows(self) -> Expr:
+    def rows(self, combine: CombineConfig) -> Expr:
         """As many warps as merge the splits of a query, for every query of every head."""
         rows = self.extents["q_len"] * self._of("q", "g") * self.extents["kv_heads"] * self.extents["batch"]
-        return ceil_div(rows * self.extents["row_warps"], COMBINE_WARPS)
+        return ceil_div(rows * combine.row_warps, COMBINE_WARPS)
 
     def _tiles(self) -> Expr:
         if "cu_seqlens_q" in self.buffers:
@@ -120,6 +147,7 @@ class _Buffers(Buffers):
         group, kv_heads, q_len = (self._of("q", axis) for axis in "gkt")
         is_paged = "page_table" in self.buffers
         number, axes, _ = self.buffers["q"]
+        splits: ExprLike = self.num_splits if self.has_clusters else self._of("partial_out", "l")
         extents: dict[str, ExprLike] = {
             "q_len": q_len,
             "group": group,
@@ -128,8 +156,7 @@ class _Buffers(Buffers):
             "batch": self._of("q", "b") if is_paged else axes.batch(number),
             "head_dim": self._of("q", "d"),
             "head_dim_v": self._of("out", "e"),
-            "num_splits": self._of("partial_out", "l"),
-            "row_warps": 1 + (COMBINE_WARPS - 1) * minimum(self._of("partial_out", "l") // (COMBINE_WARPS + 1), 1),
+            "num_splits": splits,
             "min_split_keys": ceil_div(q_len * group, ROWS_PER_MIN_SPLIT) * MIN_SPLIT_KEYS,
         }
         if not isinstance(self.config, DecodeConfig):

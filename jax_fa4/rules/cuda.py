@@ -25,7 +25,13 @@ from jax_fa4.configs import (
     score_configs,
 )
 from jax_fa4.configs.backward import BackwardConfig
-from jax_fa4.configs.decode import MAX_PARTIAL_ROWS, max_splits, prefers_decode
+from jax_fa4.configs.decode import (
+    MAX_PARTIAL_ROWS,
+    TILE_ROWS,
+    max_splits,
+    merge_of,
+    prefers_decode,
+)
 from jax_fa4.configs.head_splits import head_splits
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
@@ -223,11 +229,31 @@ def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
     return all(few and prefers_decode(few, whole, q_len, group, x.seqlen_k) for few, whole in configs)
 
 
+def _tiles(x: Operands, group: int) -> int | None:
+    """How many tiles of queries a decode kernel has; None where the batch may have any size."""
+    t, lead = x.q.shape[-3], (*x.q.shape[:-3], x.k.shape[-2])
+    if not all(isinstance(size, int) for size in lead):
+        return None
+    tile_queries = TILE_ROWS // group
+    tiles = -(-t // tile_queries) if x.cu_seqlens_q is None else _slots(t, x.cu_seqlens_q, tile_queries)
+    return tiles * math.prod(lead)
+
+
 def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The forward's results from the kernels for few queries; the others of the call are scratch."""
     rows = x.q.shape[-3] * spec.group
     configs = [_decode_config(spec, arch, rows) for arch in target.archs]
     schedules = [query_schedule(spec, c) if isinstance(c, DecodeConfig) else None for c in configs]
+    batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
+    kv_heads = x.k.shape[-2]
+    kv_len, heads = x.seqlen_k, 1 if target.splits else kv_heads  # of fewer heads sequences have more splits
+    if x.cu_seqlens_q is not None:  # a sequence may have one row, and so be split the most
+        kv_len, rows = kv_len // max(x.cu_seqlens_q.shape[-1] - 1, 1), 1
+    num_splits = max_splits(rows, kv_len, heads)
+    if x.cu_seqlens_q is not None:
+        num_splits = max(min(num_splits, MAX_PARTIAL_ROWS // (t * n)), 1)
+    merge = merge_of(num_splits, _tiles(x, spec.group) if len(configs) == 1 else None)
+    configs = [dataclasses.replace(c, merge=merge) if isinstance(c, DecodeConfig) else c for c in configs]
     kernels = [_kernels([*([s] if s else []), *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
     names = decode.result_names(configs)
     is_paged = x.page_table is not None
@@ -235,11 +261,9 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     if is_paged:
         axes = decode.page_axes(configs[0], schedules[0], spec.layout, names, splits=target.splits)
     plans = [
-        decode.decode(c, k.names, spec.layout, axes, s, results=names)
+        decode.decode(c, k.names, spec.layout, axes, s, results=names, num_splits=num_splits)
         for s, c, k in zip(schedules, configs, kernels, strict=True)
     ]
-    batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
-    kv_heads = x.k.shape[-2]
     operands = {
         name: others[name] if name in others else logical(name, x, configs[0])
         for name in decode.operand_names(configs[0], schedules[0])
@@ -248,12 +272,6 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     if is_paged:
         operands = {name: paged(name, a, x, splits=target.splits) for name, a in operands.items()}
         lead = (kv_heads, *batch)
-    kv_len, heads = x.seqlen_k, 1 if target.splits else kv_heads  # of fewer heads sequences have more splits
-    if x.cu_seqlens_q is not None:  # a sequence may have one row, and so be split the most
-        kv_len, rows = kv_len // max(x.cu_seqlens_q.shape[-1] - 1, 1), 1
-    num_splits = max_splits(rows, kv_len, heads)
-    if x.cu_seqlens_q is not None:
-        num_splits = max(min(num_splits, MAX_PARTIAL_ROWS // (t * n)), 1)
     made = {
         "out": ((*lead, t, spec.group, e), spec.dtype),
         "lse": ((*lead, spec.group, t), "float32"),

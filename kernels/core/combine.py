@@ -1,12 +1,11 @@
-"""Merges the partial results of splits of a sequence: all warps of a CTA make one query of one head, or one each.
+"""Merges the partial results of splits of a sequence: a warp makes some columns of one query of one head.
 
-    weight_s = exp(lse_s - max lse),   out = sum(weight_s * out_s) / sum(weight_s),   lse = max lse + log(sum(weight_s))
+A split whose lse is -inf has seen no key: its out is not added. Splits that have seen keys come first, so what is read
+ends with the last of them; where they have been counted there are no others. `merge` says what is computed; splits are
+added up one after the other, so what is added in which order depends on the splits with keys alone.
 
-A split whose lse is -inf has seen no key: its out is not read. A sink is one more logit, of no value. Splits that have
-seen keys come first, so what is read ends with the last of them; where they have been counted there are no others.
-
-What is added in which order depends on the number of splits with keys alone: warp w of 8 adds up splits w, w + 8, ...,
-and then all are added up; a warp that is alone, where there are no more than 8, adds up 0, 1, ... to the same bits.
+Shared memory is not used and registers are few, so that CTAs fit beside two of the kernel ahead on every SM: they stand
+there when it ends.
 
 Parameters in order, as `CombineConfig.params` lists them:
 
@@ -18,9 +17,9 @@ Parameters in order, as `CombineConfig.params` lists them:
     split_counts  int32*    [batch, kv_heads, q_len] splits that have results, -1: padding; only with has_split_counts
     sinks         float32*  [batch, q_heads]; only with has_sinks
     out_batch_stride out_row_stride out_head_stride     int64 each, elements
-    q_len q_heads kv_heads batch num_splits row_warps   int32 each; row_warps (8, or 1 for up to 8 splits) make one row
+    q_len q_heads kv_heads batch num_splits             int32 each
 
-Grid (ceil(q_len * group * kv_heads * batch * row_warps / 8), 1, 1), block (256, 1, 1). It may start before the kernel
+Grid (ceil(q_len * group * kv_heads * batch * row_warps / 4), 1, 1), block (128, 1, 1). It may start before the kernel
 that makes the partial results has ended, and waits for it.
 """
 
@@ -30,10 +29,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
+from . import merge
 from .divide import divide, divide_with_rest
-from .softmax import LN_2, LOG2_E
 
 if TYPE_CHECKING:
     from jax_fa4.configs import CombineConfig
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Arrays", "Combine", "Extents"]
 
 LANES = 32
-VECTOR = 4  # floats in 16 bytes
-CTAS_PER_SM = 4  # leave registers for what is in flight
-IN_FLIGHT = 8  # splits that a warp reads at a time: one by one each would take as long as all
 
 
 class Arrays(NamedTuple):
@@ -69,18 +65,17 @@ class Extents(NamedTuple):
     kv_heads: Int32
     batch: Int32
     num_splits: Int32
-    row_warps: Int32
 
 
 class Row(NamedTuple):
-    """One query of one head."""
+    """Some columns of one query of one head."""
 
     index: Int32  # query * group + head of the group
     entry: Int32  # batch * kv_heads + kv_head
     query: Int32
     head: Int32  # of all query heads
     batch: Int32
-    part: Int32  # of its splits, that of the warp
+    column: Int32  # the lane's first
 
 
 class Combine:
@@ -89,7 +84,6 @@ class Combine:
     def __init__(self, config: CombineConfig) -> None:
         self.config = config
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
-        self.vectors = -(-config.head_dim_v // (LANES * VECTOR))  # of a lane
 
     @cute.jit
     def launch(self, arrays: Arrays, extents: Extents) -> None:
@@ -99,52 +93,80 @@ class Combine:
             grid=(extents.q_len, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
-            min_blocks_per_mp=CTAS_PER_SM,
+            min_blocks_per_mp=config.ctas_per_sm,
             preferred_smem_carveout=100,  # as the kernel ahead of it has: said, lest the DSL ask a device
         )
 
     @cute.kernel
     def kernel(self, arrays: Arrays, extents: Extents) -> None:
-        smem = cutlass.memory.SmemAllocator()
-        warps = self.config.threads // LANES
-        sums = smem.allocate_tensor(Float32, cute.make_layout((self.config.head_dim_v, warps)), 16)
-        totals = smem.allocate_tensor(Float32, cute.make_layout(warps), 16)
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        slot, part = divide_with_rest(warp, extents.row_warps)
-        number = cute.arch.block_idx()[0] * divide(warps, extents.row_warps) + slot
+        config, warp = self.config, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        number = cute.arch.block_idx()[0] * (config.threads // LANES) + warp
+        number, part = divide_with_rest(number, config.row_warps)
         group = divide(extents.q_heads, extents.kv_heads)
         num_rows = extents.q_len * group
-        entries = extents.batch * extents.kv_heads
-        entry, index = divide_with_rest(cutlass.min(number, entries * num_rows - 1), num_rows)
-        query, batch = divide(index, group), divide(entry, extents.kv_heads)
-        head = (entry - batch * extents.kv_heads) * group + (index - query * group)
-        row = Row(index, entry, query, head, batch, part)
-        cute.arch.griddepcontrol_wait()  # the partial results are complete
-        lses = arrays.partial_lse + (Int64(entry) * num_rows + index) * extents.num_splits
+        entry, index = divide_with_rest(number, num_rows)
+        if entry < extents.batch * extents.kv_heads:
+            query, batch = divide(index, group), divide(entry, extents.kv_heads)
+            head = (entry - batch * extents.kv_heads) * group + (index - query * group)
+            column = (part * LANES + cute.arch.lane_idx()) * config.lane_columns
+            cute.arch.griddepcontrol_wait()  # the partial results are complete
+            self.make(arrays, extents, Row(index, entry, query, head, batch, column))
+
+    @cute.jit
+    def make(self, arrays: Arrays, extents: Extents, row: Row) -> None:
+        """The columns, from those of all splits."""
+        columns, lane = self.config.lane_columns, cute.arch.lane_idx()
+        num_rows = extents.q_len * divide(extents.q_heads, extents.kv_heads)
+        lses = arrays.partial_lse + (Int64(row.entry) * num_rows + row.index) * extents.num_splits
+        values = cute.make_rmem_tensor((columns, self.config.in_flight), Float32)
+        self.read_splits(values, arrays, extents, row, Int32(0))  # before it is known how many count
         used, largest, sink = self.statistics(arrays, extents, row, lses)
-        base_log2 = Float32(cutlass.select_(largest == -Float32.inf, Float32(0.0), largest)) * LOG2_E
-        self.sum_splits(arrays, extents, row, lses, used, sink, base_log2, sums, totals)
-        cute.arch.sync_threads()
-        if number < entries * num_rows:
-            self.store(arrays, extents, row, used, base_log2, warp - part, sums, totals)
+        base_log2 = merge.base_of(largest)
+        total = merge.weight(sink, base_log2)
+        sums = cute.make_rmem_tensor(columns, Float32)
+        sums.fill(0.0)
+        for first in cutlass.range(0, used, self.config.in_flight, unroll=1):
+            split = first + lane
+            weight = merge.weight(_read(lses + cutlass.min(split, used - 1)), base_log2)
+            weight = Float32(cutlass.select_(split < used, weight, Float32(0.0)))
+            if first > 0:
+                self.read_splits(values, arrays, extents, row, first)
+            for i in cutlass.range_constexpr(self.config.in_flight):
+                own = cute.arch.shuffle_sync(weight, i)
+                total = total + own
+                for j in cutlass.range_constexpr(columns):
+                    sums[j] = sums[j] + merge.weighted(values[j, i], own)
+        self.store(arrays, extents, row, used, base_log2, total, sums)
+
+    def read_splits(self, values: cute.Tensor, arrays: Arrays, extents: Extents, row: Row, first: Int32) -> None:
+        """The columns of the splits from `first` on; the last again where there are no more, as for lanes."""
+        columns, dim = self.config.lane_columns, self.config.head_dim_v
+        num_rows = extents.q_len * divide(extents.q_heads, extents.kv_heads)
+        source = arrays.partial_out + (Int64(row.entry) * extents.num_splits * num_rows + row.index) * dim
+        source = source + cutlass.min(row.column, dim - columns)
+        for i in range(self.config.in_flight):
+            split = cutlass.min(first + i, extents.num_splits - 1)
+            place = (source + split * (Int64(num_rows) * dim)).align(4 * columns)
+            values[None, i].store(cute.make_tensor(place, cute.make_layout(columns)).load())
 
     @cute.jit
     def statistics(
         self, arrays: Arrays, extents: Extents, row: Row, lses: cute.Pointer
     ) -> tuple[Int32, Float32, Float32]:
-        """How many splits to read, negative where padding has been counted, the largest logit of all, and the sink."""
-        used, largest, num_splits = Int32(0), Float32(-Float32.inf), extents.num_splits
+        """How many splits count, negative where padding has been counted, the largest logit of all, and the sink."""
+        used, largest, counted = Int32(0), Float32(-Float32.inf), extents.num_splits
         if cutlass.const_expr(arrays.split_counts is not None):
-            num_splits = _read(arrays.split_counts + (Int64(row.entry) * extents.q_len + row.query))
+            counted = _read(arrays.split_counts + (Int64(row.entry) * extents.q_len + row.query))
             # where offsets of sequences descend a query may have no tile, and nobody has counted
-            num_splits = cutlass.min(num_splits, extents.num_splits)
-        for split in cutlass.range(cute.arch.lane_idx(), num_splits, LANES, unroll=4):
+            counted = cutlass.min(counted, extents.num_splits)
+        for split in cutlass.range(cute.arch.lane_idx(), extents.num_splits, LANES, unroll=4):
             lse = _read(lses + split)
+            lse = Float32(cutlass.select_(split < counted, lse, Float32(-Float32.inf)))
             largest = cute.arch.fmax(largest, lse)
             used = Int32(cutlass.select_(lse != -Float32.inf, split + 1, used))  # NaN counts
         largest = cute.arch.warp_reduction_max(largest)
         if cutlass.const_expr(arrays.split_counts is not None):
-            used = num_splits
+            used = counted
         else:
             used = cute.arch.warp_redux_sync(used, "max")
         sink = Float32(-Float32.inf)
@@ -154,57 +176,6 @@ class Combine:
         return used, largest, sink
 
     @cute.jit
-    def sum_splits(
-        self,
-        arrays: Arrays,
-        extents: Extents,
-        row: Row,
-        lses: cute.Pointer,
-        used: Int32,
-        sink: Float32,
-        base_log2: Float32,
-        sums: cute.Tensor,
-        totals: cute.Tensor,
-    ) -> None:
-        """The warp's part of both sums over splits, to shared memory; the sink is in the first part."""
-        dim, lane, warp = self.config.head_dim_v, cute.arch.lane_idx(), cute.arch.warp_idx()
-        total = cute.math.exp2(cute.math.fma(sink, Float32(LOG2_E), -base_log2), fastmath=True)
-        total = Float32(cutlass.select_(row.part == 0, total, Float32(0.0)))
-        parts = cute.make_rmem_tensor((VECTOR, self.vectors), Float32)
-        parts.fill(0.0)
-        num_rows = extents.q_len * divide(extents.q_heads, extents.kv_heads)
-        source = arrays.partial_out + (Int64(row.entry) * extents.num_splits * num_rows + row.index) * dim
-        for first in cutlass.range(row.part, used, extents.row_warps * IN_FLIGHT, unroll=1):
-            splits = [first + i * extents.row_warps for i in range(IN_FLIGHT)]
-            last = [cutlass.min(split, used - 1) for split in splits]  # read again where there are no more
-            exponents = [_read(lses + split) for split in last]
-            values = [self.read_part(source + split * (Int64(num_rows) * dim), lane) for split in last]
-            for split, exponent, value in zip(splits, exponents, values, strict=True):
-                weight = cute.math.exp2(cute.math.fma(exponent, Float32(LOG2_E), -base_log2), fastmath=True)
-                weight = Float32(cutlass.select_(split < used, weight, Float32(0.0)))
-                total = total + weight
-                for i in cutlass.range_constexpr(self.vectors):
-                    for j in cutlass.range_constexpr(VECTOR):
-                        # what a row that saw no key of the split has there may be NaN
-                        term = Float32(cutlass.select_(weight == 0.0, Float32(0.0), value[i][j] * weight))
-                        parts[j, i] = parts[j, i] + term
-        for i in cutlass.range_constexpr(self.vectors):
-            column = (i * LANES + lane) * VECTOR
-            if column < dim:
-                target = (sums.iterator + (warp * dim + column)).align(16)
-                cute.make_tensor(target, cute.make_layout(VECTOR)).store(parts[None, i].load())
-        if lane == 0:
-            totals[warp] = total
-
-    def read_part(self, row: cute.Pointer, lane: Int32) -> list[cute.TensorSSA]:
-        """The lane's vectors of one row; lanes behind the last column read some that others have."""
-        vectors = []
-        for i in range(self.vectors):
-            column = cutlass.min((i * LANES + lane) * VECTOR, self.config.head_dim_v - VECTOR)
-            vectors.append(cute.make_tensor((row + column).align(16), cute.make_layout(VECTOR)).load())
-        return vectors
-
-    @cute.jit
     def store(
         self,
         arrays: Arrays,
@@ -212,38 +183,26 @@ class Combine:
         row: Row,
         used: Int32,
         base_log2: Float32,
-        first_warp: Int32,
+        total: Float32,
         sums: cute.Tensor,
-        totals: cute.Tensor,
     ) -> None:
-        """Adds up the parts of the row's warps, `first_warp` and those behind it; a thread stores pairs of columns."""
-        total, thread = Float32(0.0), row.part * LANES + cute.arch.lane_idx()
-        for warp in cutlass.range(first_warp, first_warp + extents.row_warps, unroll=1):
-            total = total + totals[warp]
-        empty = total == 0.0
+        """Normalises the columns and rounds them; the lane of the first stores lse."""
+        is_padding, columns = Boolean(False), self.config.lane_columns
         if cutlass.const_expr(arrays.q_lengths is not None):
-            empty = empty | (row.query >= _read(arrays.q_lengths + row.entry))
+            is_padding = row.query >= _read(arrays.q_lengths + row.entry)
         if cutlass.const_expr(arrays.split_counts is not None):
-            empty = empty | (used < 0)
-        factor = Float32(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(total)))
-        lse = (base_log2 + cute.math.log2(total, fastmath=True)) * LN_2
-        if thread == 0:
+            is_padding = used < 0
+        empty, factor, lse = merge.normalise(total, base_log2, is_padding)
+        if row.column == 0:
             element = (Int64(row.batch) * extents.q_heads + row.head) * extents.q_len + row.query
-            target = cute.make_tensor(arrays.lse + element, cute.make_layout(1))
-            target[0] = Float32(cutlass.select_(empty, Float32(-Float32.inf), lse))
-        out = arrays.out + (row.batch * extents.out_batch_stride + row.query * extents.out_row_stride)
-        out = out + row.head * extents.out_head_stride
-        for column in cutlass.range(thread * 2, self.config.head_dim_v, extents.row_warps * (LANES * 2), unroll=1):
-            values = cute.make_rmem_tensor(2, Float32)
-            values.fill(0.0)
-            for warp in cutlass.range(first_warp, first_warp + extents.row_warps, unroll=1):
-                for j in cutlass.range_constexpr(2):
-                    values[j] = values[j] + sums[column + j, warp]
-            rounded = cute.make_rmem_tensor(2, self.dtype)
-            for j in cutlass.range_constexpr(2):
-                # padding may be NaN
-                rounded[j] = self.dtype(cutlass.select_(empty, Float32(0.0), values[j] * factor))
-            cute.make_tensor((out + column).align(4), cute.make_layout(2)).store(rounded.load())
+            cute.make_tensor(arrays.lse + element, cute.make_layout(1))[0] = lse
+        if row.column < self.config.head_dim_v:
+            out = arrays.out + (row.batch * extents.out_batch_stride + row.query * extents.out_row_stride)
+            out = out + (row.head * extents.out_head_stride + row.column)
+            rounded = cute.make_rmem_tensor(columns, self.dtype)
+            for j in cutlass.range_constexpr(columns):
+                rounded[j] = self.dtype(cutlass.select_(empty, Float32(0.0), sums[j] * factor))  # padding may be NaN
+            cute.make_tensor(out.align(2 * columns), cute.make_layout(columns)).store(rounded.load())
 
 
 def _read(pointer: cute.Pointer) -> Float32 | Int32:

@@ -14,11 +14,14 @@ __all__ = [
     "here",
     "ld_acquire",
     "ld_global",
+    "ld_peer",
+    "ld_peer_v4",
     "ld_shared_v2",
     "ld_shared_v4",
     "red_add_v4",
     "red_release_inc",
     "st_global_v2",
+    "st_shared_v2",
     "st_shared_v4",
     "unpack_pair",
     "zero",
@@ -156,6 +159,34 @@ def ld_global(pointer: cute.Pointer, index: Int32, step: Int64) -> Numeric:
     return dtype(llvm.bitcast(dtype.mlir_type, bits.ir_value()))
 
 
+def ld_peer(address: Int32, rank: Int32) -> Float32:
+    """ld.shared::cluster: the float that CTA `rank` of the cluster has at the same shared address."""
+    loaded = llvm.inline_asm(
+        Float32.mlir_type,
+        [address.ir_value(), rank.ir_value()],
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, $1, $2; ld.shared::cluster.f32 $0, [a]; }",
+        "=f,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Float32(loaded)
+
+
+def ld_peer_v4(address: Int32, rank: Int32) -> tuple[Float32, ...]:
+    """ld.shared::cluster.v4: four floats of CTA `rank` of the cluster at a shared address that is a multiple of 16."""
+    words = llvm.inline_asm(
+        llvm.StructType.get_literal([Float32.mlir_type] * 4),
+        [address.ir_value(), rank.ir_value()],
+        "{ .reg .b32 a; mapa.shared::cluster.u32 a, $4, $5; ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [a]; }",
+        "=f,=f,=f,=f,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return tuple(Float32(llvm.extractvalue(Float32.mlir_type, words, [i])) for i in range(4))
+
+
 def ld_shared_v2(pointer: cute.Pointer) -> tuple[Float32, Float32]:
     """ld.shared.v2.f32: two floats at an address of a multiple of 8.
 
@@ -221,6 +252,19 @@ def st_global_v2(pointer: cute.Pointer, low: Int32, high: Int32, present: Boolea
         [pointer.toint().ir_value(), low.ir_value(), high.ir_value(), Int32(present).ir_value()],
         "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.v2.b32 [$0], {$1, $2}; }",
         "l,r,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def st_shared_v2(address: Int32, low: Float32, high: Float32) -> None:
+    """st.shared.v2.f32: two floats to a shared address that is a multiple of 8."""
+    llvm.inline_asm(
+        None,
+        [address.ir_value(), low.ir_value(), high.ir_value()],
+        "st.shared.v2.f32 [$0], {$1, $2};",
+        "r,f,f,~{memory}",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

@@ -15,6 +15,9 @@ All splits of all tiles are dealt out to the CTAs of any grid: a tile's to `part
 and CTA c of n takes parts c, c + n, ... of all tiles. The loads of one split run ahead into the time that the one
 before takes to finish.
 
+With clusters each makes one tile, each of its CTAs a split, and merges them itself: every CTA keeps its result where V
+was, and makes some rows from what all keep. The operations are those of `combine`, and so are the bits.
+
 Queries of packed sequences: a schedule lists the tiles of all sequences (`core.schedule`), the longest first, and those
 of rows of no sequence. A tile has queries of one sequence, the first of which may be any of its rows.
 
@@ -23,8 +26,9 @@ of rows of no sequence. A tile has queries of one sequence, the first of which m
     k.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
     v.full    kv_stages  load (1 + bytes)       consume  that V block is in smem
     v.empty   kv_stages  consume (1 a warp)     load     every wgmma that reads the slot has retired
-    store     named      consume (all threads)  consume  Q is in smem
+    store     named      consume (all threads)  consume  Q is in smem; at the end: nobody reads V
     clear     named      consume (all threads)  consume  V rows beyond the sequence are 0
+    cluster   1          consume of all CTAs    consume  every CTA keeps its result; then: nobody reads it
 
 Keys in pages: page_table names the pages of a sequence, and a block arrives in boxes of as many keys as surely lie in
 one page. An index outside the pool reads its nearest page.
@@ -34,17 +38,21 @@ kv_heads, num_pages), box (w, box_rows, 1, 1)):
 
     k v             maps  box (w, tile_n, 1, 1)
     q               16-bit*   [batch, q_len, q_heads, head_dim] by strides, head_dim contiguous
-    partial_out     float32*  [batch, kv_heads, num_splits, q_len, group, head_dim_v]
-    partial_lse     float32*  [batch, kv_heads, q_len, group, num_splits]
-    split_counts    int32*    [batch, kv_heads, q_len] splits of a query that have results; -1: padding
+    partial_out     float32*  [batch, kv_heads, num_splits, q_len, group, head_dim_v]; not with clusters
+    partial_lse     float32*  [batch, kv_heads, q_len, group, num_splits]; not with clusters
+    split_counts    int32*    [batch, kv_heads, q_len] splits that have results; -1: padding; not with clusters
+    out             16-bit*   [batch, q_len, q_heads, head_dim_v] by strides; only with clusters
+    lse             float32*  [batch, q_heads, q_len]; only with clusters
     q_schedule      int32*    the tiles of packed sequences, see `core.schedule`; only with has_cu_seqlens
     softmax_scale window_left window_right softcap q_offset q_lengths kv_lengths   as in `forward`
+    sinks           float32*  [batch, q_heads]; only with clusters
     page_table      int32*    [page_slots] a sequence; only with pages
     q_batch_stride q_row_stride q_head_stride                            int64 each, elements
     q_len kv_len q_heads kv_heads batch num_splits                       int32 each; kv_len is that of one sequence
+    out_batch_stride out_row_stride out_head_stride                      int64 each; only with clusters
     page_table_head_stride (int64; 0 where all heads have one table) page_slots num_pages (int32); only with pages
 
-Grid (n, 1, 1) with any n, block (160, 1, 1).
+Grid (n, 1, 1) with any n, block (160, 1, 1); with clusters n is num_splits a tile, cluster (num_splits, 1, 1).
 """
 
 from __future__ import annotations
@@ -58,7 +66,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
 from ..core import inputs as calls
-from ..core import mask
+from ..core import mask, merge, ptx
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.divide import divide, divide_with_rest
@@ -83,15 +91,20 @@ LOAD_WARP = 4  # behind the consumer warpgroup
 VECTOR = 8  # 16-bit elements in 16 bytes
 WORDS = 4  # 32-bit words in 16 bytes
 MAX_UNROLLED_BOXES = 4
+MAX_CLUSTER = 8  # CTAs
+LANES = 32
+FLOAT_BYTES = 4
 
 
 class Arrays(NamedTuple):
-    """Addresses of queries, partial results and how many there are, and of the tiles of packed sequences."""
+    """Addresses of queries, results or partial ones, and tiles of packed sequences; None: compiled without."""
 
     q: cute.Pointer
-    partial_out: cute.Pointer
-    partial_lse: cute.Pointer
-    split_counts: cute.Pointer
+    partial_out: cute.Pointer | None
+    partial_lse: cute.Pointer | None
+    split_counts: cute.Pointer | None
+    out: cute.Pointer | None
+    lse: cute.Pointer | None
     q_schedule: cute.Pointer | None
 
 
@@ -109,8 +122,16 @@ class Extents(NamedTuple):
     num_splits: Int32
 
 
+class OutStrides(NamedTuple):
+    """Of out, in elements."""
+
+    batch: Int64
+    row: Int64
+    head: Int64
+
+
 class Call(NamedTuple):
-    """What all tiles have in common. Parts of tiles are numbered, and CTA c of n makes c, c + n, ..."""
+    """What all tiles have in common. Parts of tiles are numbered; a CTA makes some, at steps."""
 
     inputs: Inputs
     extents: Extents
@@ -118,11 +139,14 @@ class Call(NamedTuple):
     pages: Pages | None
     schedule: cute.Pointer | None
     logits: Logits
+    out_strides: OutStrides | None
     group: Int32
     tile_queries: Int32  # of a tile that is full
     tiles: Int32
     parts: Int32  # of a tile
-    end_part: Int32  # of all tiles
+    first_part: Int32  # of the CTA
+    end_part: Int32
+    part_step: Int32
 
 
 class Tile(NamedTuple):
@@ -206,6 +230,7 @@ class DecodeSm90:
         inputs: Inputs,
         page_table: cute.Pointer | None,
         extents: Extents,
+        out_strides: OutStrides | None,
         pages: Pages | None,
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
@@ -215,7 +240,7 @@ class DecodeSm90:
             cpasync.make_tiled_tma_atom(load, a, self.box_layout(columns), (config.box_rows, columns))[0]
             for a, columns in ((k, config.columns), (v, config.v_columns))
         )
-        self.kernel(k_map, v_map, arrays, inputs, page_table, extents, pages).launch(
+        self.kernel(k_map, v_map, arrays, inputs, page_table, extents, out_strides, pages).launch(
             grid=(extents.batch, 1, 1),
             block=(config.threads, 1, 1),
             smem=config.smem_bytes,
@@ -239,16 +264,18 @@ class DecodeSm90:
         inputs: Inputs,
         page_table: cute.Pointer | None,
         extents: Extents,
+        out_strides: OutStrides | None,
         pages: Pages | None,
     ) -> None:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_index == LOAD_WARP:
             cpasync.prefetch_descriptor(k_map)
             cpasync.prefetch_descriptor(v_map)
-        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        if cutlass.const_expr(not self.config.has_clusters):
+            cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         smem = self.allocate()
         ends = make_pipelines(self.edges)
-        call = self.call(inputs, arrays, page_table, extents, pages)
+        call = self.call(inputs, arrays, page_table, extents, out_strides, pages)
         if warp_index == LOAD_WARP:
             self.load(k_map, v_map, smem, Producers(*(ends[name][0] for name in Producers._fields)), call)
         else:
@@ -260,6 +287,7 @@ class DecodeSm90:
         arrays: Arrays,
         page_table: cute.Pointer | None,
         extents: Extents,
+        out_strides: OutStrides | None,
         pages: Pages | None,
     ) -> Call:
         """What there is to do: as many parts of tiles as there are CTAs for, but no more than splits."""
@@ -270,7 +298,12 @@ class DecodeSm90:
         else:
             tiles = read_count(arrays.q_schedule)
         tiles = cutlass.max(tiles * extents.kv_heads, 1)
-        parts = cutlass.max(cutlass.min(divide(cute.arch.grid_dim()[0], tiles), extents.num_splits), 1)
+        cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        if cutlass.const_expr(self.config.has_clusters):
+            parts, first_part, end_part = extents.num_splits, cta, cutlass.min(cta + 1, tiles * extents.num_splits)
+        else:
+            parts = cutlass.max(cutlass.min(divide(ctas, tiles), extents.num_splits), 1)
+            first_part, end_part = cta, tiles * parts
         return Call(
             inputs=inputs,
             extents=extents,
@@ -278,17 +311,20 @@ class DecodeSm90:
             pages=pages,
             schedule=arrays.q_schedule,
             logits=calls.logits(inputs),
+            out_strides=out_strides,
             group=group,
             tile_queries=tile_queries,
             tiles=tiles,
             parts=parts,
-            end_part=tiles * parts,
+            first_part=first_part,
+            end_part=end_part,
+            part_step=ctas,
         )
 
     def work(self, call: Call, index: Int32) -> Work:
         """Part `index` of all tiles: both roles ask this one function, so that they can't disagree on emptiness."""
         extents, window = call.extents, calls.window(call.inputs)
-        part, index = divide_with_rest(index, call.tiles)
+        index, part = divide_with_rest(index, call.parts)  # those of a tile start side by side
         if call.schedule is None:
             m_blocks = divide(extents.q_len + (call.tile_queries - 1), call.tile_queries)
             rest, m_block = divide_with_rest(index, m_blocks)
@@ -350,7 +386,7 @@ class DecodeSm90:
     @cute.jit
     def load(self, k_map: cute.CopyAtom, v_map: cute.CopyAtom, smem: Smem, pipes: Producers, call: Call) -> None:
         """Waits: k.empty, v.empty. Signals: k.full, v.full (TMA counts the bytes)."""
-        for part in cutlass.range(cute.arch.block_idx()[0], call.end_part, cute.arch.grid_dim()[0], unroll=1):
+        for part in cutlass.range(call.first_part, call.end_part, call.part_step, unroll=1):
             work = self.work(call, part)
             for split in cutlass.range(work.first_split, work.end_split, unroll=1):
                 visit = self.visit_split(call, work, split)
@@ -394,16 +430,18 @@ class DecodeSm90:
 
     @cute.jit
     def consume(self, smem: Smem, pipes: Consumers, call: Call, arrays: Arrays) -> None:
-        """Waits: k.full, v.full, store, clear. Signals: k.empty, v.empty, store, clear."""
+        """Waits: k.full, v.full, store, clear, cluster. Signals: k.empty, v.empty, store, clear, cluster."""
         fragments = self.fragments(smem, call)
-        for part in cutlass.range(cute.arch.block_idx()[0], call.end_part, cute.arch.grid_dim()[0], unroll=1):
+        for part in cutlass.range(call.first_part, call.end_part, call.part_step, unroll=1):
             work = self.work(call, part)
-            if work.tile.part == 0:
+            if cutlass.const_expr(not self.config.has_clusters):
                 self.store_counts(work, call, arrays)
             if work.first_split < work.end_split:
                 self.load_queries(smem, call, work.tile, arrays)
                 for split in cutlass.range(work.first_split, work.end_split, unroll=1):
                     pipes = self.make_split(fragments, smem, pipes, call, work, arrays, split)
+            if cutlass.const_expr(self.config.has_clusters):
+                self.merge_splits(smem, call, work, arrays)
 
     @cute.jit
     def make_split(
@@ -425,7 +463,10 @@ class DecodeSm90:
         for span in visit.spans:
             for i in cutlass.range(span.num_n_blocks, unroll=1):
                 pipes = self.step(fragments, smem, pipes, call, work, span.first - i, span=span)
-        self.finish(fragments, call, work.tile, arrays, split)
+        if cutlass.const_expr(self.config.has_clusters):
+            self.keep(fragments, smem, call, work.tile)
+        else:
+            self.finish(fragments, call, work.tile, arrays, split)
         return pipes
 
     def fragments(self, smem: Smem, call: Call) -> Fragments:
@@ -452,7 +493,7 @@ class DecodeSm90:
     def store_counts(self, work: Work, call: Call, arrays: Arrays) -> None:
         """How many splits of each query of the tile have results; -1: the query is padding."""
         tile, query = work.tile, cute.arch.thread_idx()[0]
-        if query < tile.num_queries:
+        if (tile.part == 0) & (query < tile.num_queries):
             is_padding = tile.first_query + query >= work.seq.q_len
             entry = Int64(tile.batch) * call.extents.kv_heads + tile.kv_head
             target = arrays.split_counts + (entry * call.extents.q_len + (tile.row + query))
@@ -572,3 +613,99 @@ class DecodeSm90:
                 for block in cutlass.range_constexpr(config.head_dim_v // 8):
                     pair = cute.make_tensor((first + 8 * block).align(8), cute.make_layout(2))
                     pair[0], pair[1] = (out[r, 2 * block + c] * factors[r] for c in range(2))
+
+    def kept(self, smem: Smem, row: Int32, column: Int32 | int) -> Int32:
+        """Shared address of a result of a row that a CTA keeps for its cluster, where V was."""
+        return smem.v.iterator.toint() + (row * self.config.kept_columns + column) * FLOAT_BYTES
+
+    @cute.jit
+    def keep(self, fragments: Fragments, smem: Smem, call: Call, tile: Tile) -> None:
+        """Normalises O and leaves it and lse to the cluster. Waits: store. Signals: store."""
+        config, first_column = self.config, fragments.place.first_column
+        factors, lses = fragments.softmax.finish()
+        out = mma.rows_and_columns(fragments.out)
+        # every warp has waited for its last product of the values that lie there
+        cute.arch.barrier(barrier_id=NamedBarrierId.STORE, number_of_threads=WARPGROUP)
+        for r in cutlass.range_constexpr(2):
+            row = fragments.rows[r]
+            if row < tile.num_queries * call.group:
+                if first_column == 0:  # one thread of the four that share a row
+                    ptx.st_shared_v2(self.kept(smem, row, config.head_dim_v), lses[r], Float32(0.0))
+                for block in cutlass.range_constexpr(config.head_dim_v // 8):
+                    pair = (out[r, 2 * block + c] * factors[r] for c in range(2))
+                    ptx.st_shared_v2(self.kept(smem, row, first_column + 8 * block), *pair)
+
+    @cute.jit
+    def merge_splits(self, smem: Smem, call: Call, work: Work, arrays: Arrays) -> None:
+        """The tile's results from those of its splits; every CTA that has one makes some rows, the first if none has.
+
+        Waits: cluster. Signals: cluster.
+        """
+        rank, ctas = work.tile.part, cutlass.max(work.num_splits, 1)
+        if (rank == 0) & (work.num_splits == 0):
+            self.keep_nothing(smem, call, work.tile)
+        if rank < ctas:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()  # all that the others keep is there; whoever has no split has gone
+            warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+            end = work.tile.num_queries * call.group
+            for row in cutlass.range(warp * ctas + rank, end, WARPGROUP_WARPS * ctas, unroll=1):
+                self.merge_row(smem, call, work, arrays, row, ctas - 1)
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()  # the others have read what this CTA kept
+
+    @cute.jit
+    def keep_nothing(self, smem: Smem, call: Call, tile: Tile) -> None:
+        """What is merged where no key is seen: it has no weight, but must be a number."""
+        pairs = tile.num_queries * call.group * (self.config.kept_columns // 2)
+        for pair in cutlass.range(cute.arch.thread_idx()[0], pairs, WARPGROUP, unroll=1):
+            ptx.st_shared_v2(self.kept(smem, Int32(0), 2 * pair), Float32(0.0), Float32(0.0))
+
+    @cute.jit
+    def merge_row(self, smem: Smem, call: Call, work: Work, arrays: Arrays, row: Int32, last: Int32) -> None:
+        """One row by one warp, in the order of `combine`. `last`: the last CTA of the cluster that has a split."""
+        dim, lane = self.config.head_dim_v, cute.arch.lane_idx()
+        query = divide(row, call.group)
+        q_head = work.tile.kv_head * call.group + (row - query * call.group)
+        ranks = [cutlass.min(Int32(split), last) for split in range(MAX_CLUSTER)]
+        counts = [split < work.num_splits for split in range(MAX_CLUSTER)]
+        lses = [ptx.ld_peer(self.kept(smem, row, dim), rank) for rank in ranks]
+        lses = [Float32(cutlass.select_(c, lse, Float32(-Float32.inf))) for c, lse in zip(counts, lses, strict=True)]
+        sink = Float32(-Float32.inf)
+        if cutlass.const_expr(call.inputs.sinks is not None):
+            sink = calls.read(call.inputs.sinks + (work.tile.batch * call.extents.q_heads + q_head))
+        largest = sink
+        for lse in lses:
+            largest = cute.arch.fmax(largest, lse)
+        base_log2 = merge.base_of(largest)
+        weights = [merge.weight(lse, base_log2) for lse in lses]
+        weights = [Float32(cutlass.select_(c, w, Float32(0.0))) for c, w in zip(counts, weights, strict=True)]
+        total = merge.weight(sink, base_log2)
+        for weight in weights:
+            total = total + weight
+        is_padding = work.tile.first_query + query >= work.seq.q_len
+        empty, factor, lse = merge.normalise(total, base_log2, is_padding)
+        out, lse_place = self.places(call, arrays, work.tile, query, q_head)
+        if lane == 0:
+            cute.make_tensor(lse_place, cute.make_layout(1))[0] = lse
+        for first in cutlass.range_constexpr(0, dim, LANES * WORDS):
+            column = first + lane * WORDS
+            if column < dim:
+                values = [ptx.ld_peer_v4(self.kept(smem, row, column), rank) for rank in ranks]
+                rounded = cute.make_rmem_tensor(WORDS, self.dtype)
+                for i in cutlass.range_constexpr(WORDS):
+                    value = Float32(0.0)
+                    for part, weight in zip(values, weights, strict=True):
+                        value = value + merge.weighted(part[i], weight)
+                    rounded[i] = self.dtype(cutlass.select_(empty, Float32(0.0), value * factor))
+                cute.make_tensor((out + column).align(8), cute.make_layout(WORDS)).store(rounded.load())
+
+    def places(
+        self, call: Call, arrays: Arrays, tile: Tile, query: Int32, q_head: Int32
+    ) -> tuple[cute.Pointer, cute.Pointer]:
+        """Where the results of a query of a tile go: out and lse."""
+        strides = call.out_strides
+        assert strides is not None, "who merges has results"
+        row = tile.row + query
+        out = arrays.out + (tile.batch * strides.batch + row * strides.row + q_head * strides.head)
+        return out, arrays.lse + ((Int64(tile.batch) * call.extents.q_heads + q_head) * call.extents.q_len + row)

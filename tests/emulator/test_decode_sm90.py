@@ -60,7 +60,7 @@ def assert_same_bits(got, expected) -> None:
 def test_few_queries_see_all_their_keys(cell):
     x = testing.random(cell)
     got, launches = call(x)
-    assert [launch.entry.split("_")[2] for launch in launches] == ["decode", "combine"]
+    assert [launch.entry.split("_")[2] for launch in launches] == ["decode"]
     assert_as_exact(got, testing.attention(x), testing.rounded(x), cell.dtype, 3 if "softcap" in x else 2)
 
 
@@ -107,7 +107,7 @@ def test_packed_queries_see_the_pages_of_their_sequence(options):
     x["q"] = rng.standard_normal((x.pop("total"), 4, 64)).astype(x["q"].dtype)
     x["sinks"] = rng.standard_normal(4).astype(np.float32)
     got, launches = call_paged(x, RANDOM)
-    assert [launch.entry.split("_")[2] for launch in launches] == ["schedule", "decode", "combine"]
+    assert [launch.entry.split("_")[2] for launch in launches] == ["schedule", "decode"]
     assert_as_exact(got, testing.attention_paged(x), testing.attention_paged(x, testing.rounded), "bfloat16", 3)
 
 
@@ -142,6 +142,7 @@ def test_a_sequence_has_the_same_result_in_any_batch():
 
 def test_splits_have_the_same_bits_on_a_device_of_any_size(monkeypatch):
     x = testing.random(Cell(**{**BASE, "k": 1100, "kv_heads": 2}))
+    monkeypatch.setattr("jax_fa4.configs.decode.MAX_CLUSTERED_CTAS", 0)
     with monkeypatch.context() as patch:
         patch.setattr("jax_fa4.plan.decode.CTAS_PER_PLACE", 1)
         together, before = call(x)
@@ -152,6 +153,17 @@ def test_splits_have_the_same_bits_on_a_device_of_any_size(monkeypatch):
     assert_same_bits(together, apart)
     loaded = [launches[0].result.stats.total("tma_load_bytes") for launches in (before, after)]
     assert loaded == [1100 // 128 * 2 * 128 * 4 * 64 + 2 * 128 * 4 * 64] * 2  # each key once for all heads of a group
+
+
+def test_clusters_merge_splits_to_the_bits_that_the_combine_kernel_gives(monkeypatch):
+    cell = {"k": 2100, "q": 3, "kv_heads": 2, "kv_lengths": (2100, 0), "q_lengths": (2, 3), "sinks": True}
+    x = testing.random(Cell(**{**BASE, "batch": (2,), **cell}))
+    merged, launches = call(x, RANDOM)
+    assert len(launches) == 1
+    monkeypatch.setattr("jax_fa4.configs.decode.MAX_CLUSTERED_CTAS", 0)
+    combined, launches = call(x)
+    assert [launch.entry.split("_")[2] for launch in launches] == ["decode", "combine"]
+    assert_same_bits(merged, combined)
 
 
 def test_keys_beyond_a_length_may_be_nan():

@@ -141,7 +141,9 @@ def calls_with_features():
 def calls_of_few_queries():
     for feature, q in itertools.product(DECODE, (1, 3)):
         forward(Cell(**{**SMALL, "batch": (2,), "q": q, "k": 1031, "head_dim": 128, "group": 3, **feature}))
+    # splits that a second kernel merges: many of few tiles, few of many
     forward(Cell(**{**SMALL, "batch": (2,), "q": 2, "k": 9001, "head_dim": 64, "group": 3}))
+    forward(Cell(**{**SMALL, "batch": (33,), "k": 1031, "q": 1, "head_dim": 128, "group": 3}))
 
 
 def calls_in_pages():

@@ -7,7 +7,7 @@ import pytest
 
 from jax_fa4 import configs
 from jax_fa4.configs import KernelConfig, all_configs, backward_config, decode_config, forward_config, sm90
-from jax_fa4.configs.decode import prefers_decode
+from jax_fa4.configs.decode import MERGES, merge_of, prefers_decode
 from jax_fa4.configs.params import MapParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
@@ -231,7 +231,31 @@ def test_what_is_built_ahead_has_every_kernel_of_a_call_without_options():
         spec = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, group=4, mask=mask)
         few = decode_config(spec, "sm_90a")
         assert few is not None
-        assert {forward_config(spec, "sm_90a"), *few.kernels} <= built
+        decodes = {kernel for merge in MERGES for kernel in dataclasses.replace(few, merge=merge).kernels}
+        assert {forward_config(spec, "sm_90a"), *decodes} <= built
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "tiles", "merge"),
+    [
+        (1, 10**6, "cluster"),  # of one CTA
+        (1, None, "cluster"),
+        (8, 8, "cluster"),
+        (8, 9, "few"),  # clusters would wait for each other
+        (2, None, "few"),
+        (9, 1, "many"),
+    ],
+)
+def test_clusters_merge_splits_while_there_is_room_for_all(num_splits, tiles, merge):
+    assert merge_of(num_splits, tiles) == merge
+
+
+def test_results_that_a_cluster_merges_fit_where_values_were():
+    for head_dim, head_dim_v in itertools.product(range(8, 257, 8), repeat=2):
+        one = AttentionSpec(dtype="bfloat16", head_dim=head_dim, head_dim_v=head_dim_v, group=4)
+        dataclasses.replace(decode_config(one, "sm_90a"), merge="cluster")
+    with pytest.raises(ValueError, match="34816 bytes of results don't fit where 2 stages of V were"):
+        dataclasses.replace(decode_config(spec(), "sm_90a"), merge="cluster", kv_stages=2)
 
 
 @pytest.mark.parametrize(
