@@ -172,6 +172,8 @@ def all_configs() -> tuple[Config, ...]:
     specs = tuple(common_specs(FORWARD | BACKWARD))
     forwards = [config for spec in specs if (config := forward(spec))]
     backwards = [kernel for spec in specs if (kernels := backward(spec)) for kernel in kernels.kernels]
-    few = [dataclasses.replace(one, merge=merge) for spec in specs if (one := decode(spec)) for merge in MERGES]
-    decodes = [kernel for config in few for kernel in config.kernels]
+    few = [one for spec in specs if (one := decode(spec))]
+    # a window seldom hides a key of the few splits that a cluster makes
+    merged = [(one, merge) for one in few for merge in MERGES if not (merge == "cluster" and one.has_left)]
+    decodes = [kernel for one, merge in merged for kernel in dataclasses.replace(one, merge=merge).kernels]
     return tuple(dict.fromkeys([*forwards, *backwards, *decodes]))

@@ -99,6 +99,13 @@ def test_donated_pools_are_written_in_place():
     assert all(pool.is_deleted() for pool in given)
 
 
+def test_a_program_for_a_gpu_writes_donated_pools_in_place():
+    append = jax.jit(jax_fa4.append_kv, donate_argnums=(0, 1))
+    traced = append.trace(*pools(), *tokens(2, 1), TABLE, np.array([[4], [0]]))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert [f"tf.aliasing_output = {n}" in text for n in (0, 1)] == [True, True]
+
+
 def test_a_step_of_decoding_sees_its_own_token():
     (k_pages, v_pages), (k, v) = pools(), tokens(2, 1)
     lengths = np.array([4, 0], np.int32)
