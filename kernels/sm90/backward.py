@@ -72,6 +72,7 @@ what could reach others is cleared, and dK and dV of a warpgroup that has some g
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
@@ -181,6 +182,8 @@ class BackwardSm90(KeysSm90):
 
     def __init__(self, config: BackwardConfig) -> None:
         super().__init__(config)
+        # a tile of keys knows its blocks of queries but where all must visit it in turn
+        self.bounds = dataclasses.replace(self.bounds, has_segments=config.has_segments and not config.deterministic)
         self.query_slabs, self.column_slabs = config.tile_m // SLAB, config.columns // SLAB
         self.scheduler = SingleTile(
             tile_m=config.tile_n,
@@ -413,8 +416,9 @@ class BackwardSm90(KeysSm90):
             for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_step(fragments, smem, walk, work, wg, visit.first)
                 for span in visit.spans:
+                    in_span = fragments._replace(features=fragments.features.in_span(span))
                     for i in cutlass.range(span.num_n_blocks, unroll=1):
-                        walk = self.step(fragments, smem, walk, work, wg, span.first - i, span.right, span.left)
+                        walk = self.step(in_span, smem, walk, work, wg, span.first - i, span.right, span.left)
                 walk = self.last_step(fragments, smem, walk, wg)
         if self.config.has_padding:
             present = [row < work.seq.q_len for row in fragments.place.rows]

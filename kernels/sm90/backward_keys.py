@@ -15,7 +15,7 @@ from cutlass.pipeline import PipelineProducer
 
 from ..core import dense
 from ..core.barriers import Edge, NamedBarrierId
-from ..core.bounds import Bounds, Visit
+from ..core.bounds import Bounds, Span, Visit
 from ..core.dense import Dense
 from ..core.inputs import Inputs, read, window
 from ..core.mask import Place
@@ -91,6 +91,10 @@ class Features(NamedTuple):
     q_ids: cute.Pointer | None  # of all queries
     mask: Dense | None
     bias: Dense | None
+
+    def in_span(self, span: Span) -> Features:
+        """Those that a tile of queries of the span asks for."""
+        return self if span.segments else self._replace(kv_ids=None, q_ids=None)
 
 
 class Work(NamedTuple):

@@ -38,6 +38,7 @@ SHAPES = [
     LENGTHS,
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=260, segments=3, bias="shared", kv_heads=2, head_dim=128, head_dim_v=64),
+    cell(q=280, k=200, segments=2, head_dim=128),  # some tiles hold one segment
     cell(q=100, k=140, head_dim=192, head_dim_v=128, causal=True, dtype="float16"),
 ]
 
