@@ -174,7 +174,6 @@ class ForwardSm100Config(KernelConfig):
     correction_registers: int
     other_registers: int
     cta_group: Literal[1, 2] = 1
-    exp2_period: int = 0
     exp2_first: int = 0
     schedule: Schedule = "single"
     out_by_tma: bool = True

@@ -34,6 +34,7 @@ FEWEST_REGISTERS = 24  # of a thread that setmaxnreg leaves
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
 PRODUCER_REGISTERS = {1: 56, 2: 24, 3: 32}  # a thread, by consumer warpgroups: the rest divides into REGISTER_STEPs
 OTHER_REGISTERS = 32  # of a consumer thread beside its accumulators: statistics, descriptors, addresses, ring states
+ROW_THREADS = 4  # that share a row of scores
 MMA_COLUMNS = (
     16  # wgmma contracts over so many elements: head dims are padded to a multiple, with zeros that TMA fills in
 )
@@ -102,8 +103,9 @@ class KernelConfig(BlockConfig):
     A CTA owns `tile_m` query rows of one head: 64 for each consumer warpgroup, besides one producer warpgroup. It walks
     over key blocks of `tile_n` keys, held in a ring of `kv_stages` for K and another for V. Where it is `persistent` a
     CTA computes tile after tile: with two `q_stages` the next one's queries arrive meanwhile and O leaves as a tile,
-    with one they arrive during the last steps and O leaves row by row. `staggered`: how softmax orders a thread's rows
-    (core/softmax.py). A consumer holds Q of the first `q_register_steps` steps of 16 columns in registers, so that
+    with one they arrive during the last steps and O leaves row by row. `staggered`: how softmax orders a thread's rows;
+    `exp2_period`: of so many weights of a row that a thread has, a polynomial computes one, or of 0 none (both in
+    core/softmax.py). A consumer holds Q of the first `q_register_steps` steps of 16 columns in registers, so that
     products read less of shared memory. `tells_tiles`: the load warp finds which tile is next for the consumers, too.
     The flags say what a call has beside q, k and v. Raises ValueError where shared memory, registers or an instruction
     forbid it.
@@ -114,6 +116,7 @@ class KernelConfig(BlockConfig):
     q_stages: int = 1
     persistent: bool = False
     staggered: bool = False
+    exp2_period: int = 0
     q_register_steps: int = 0
     tells_tiles: bool = True
     has_segments: bool = False
@@ -134,6 +137,8 @@ class KernelConfig(BlockConfig):
             )
         if self.tile_n % 16 or not 0 < self.tile_n <= 256:
             raise ValueError(f"tile_n must be a multiple of 16 up to 256, got {self.tile_n}")
+        if self.exp2_period and self.exp2_period not in range(2, self.tile_n // ROW_THREADS + 1):
+            raise ValueError(f"exp2_period must be 0 or from 2 to {self.tile_n // ROW_THREADS}, got {self.exp2_period}")
         self._check_smem()
         check_registers(self.threads, producer=self.producer_registers)
         needed = self.accumulator_registers + OTHER_REGISTERS

@@ -25,6 +25,7 @@ class Row:
     q_stages: int = 1
     persistent: bool = False
     staggered: bool = False
+    exp2_period: int = 0
     q_register_steps: int = 0
     tells_tiles: bool = True
 

@@ -16,6 +16,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
+from .exp2 import exp2
+
 __all__ = ["Softmax", "normalise", "scale_log2"]
 
 LN_2 = math.log(2.0)
@@ -49,7 +51,7 @@ class Softmax(NamedTuple):
         self.row_max_log2.fill(-Float32.inf)
         self.row_sum.fill(0.0)
 
-    def update(self, scores: cute.Tensor, *, staggered: bool = False) -> cute.Tensor:
+    def update(self, scores: cute.Tensor, *, staggered: bool = False, exp2_period: int = 0) -> cute.Tensor:
         """Turns scores [rows, columns] of a block into weights p in place.
 
         Returns [rows] float32: the factor that earlier weights, summed or multiplied with V, must be scaled by.
@@ -57,6 +59,8 @@ class Softmax(NamedTuple):
         `staggered`: exponentials of a row start as soon as its maximum is known, while the next row's is being found.
         Left alone, the assembler mostly finds all maxima first, and the special-function unit waits; it is told by
         maxima that begin with what only the row before can tell.
+
+        `exp2_period`: of so many weights of a row, the last is computed by a polynomial instead of that unit; 0: none.
         """
         rows, columns = scores.shape
         rescale = cute.make_rmem_tensor(cute.size(rows), Float32)
@@ -71,7 +75,9 @@ class Softmax(NamedTuple):
             rescale[r] = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
             weights, row_sum = [], self.row_sum[r] * rescale[r]
             for c, score in enumerate(row):
-                p = cute.math.exp2(cute.math.fma(score, self.scale_log2, -base), fastmath=True)
+                x = cute.math.fma(score, self.scale_log2, -base)
+                emulated = exp2_period and c % exp2_period == exp2_period - 1
+                p = exp2(x) if emulated else cute.math.exp2(x, fastmath=True)
                 scores[r, c] = p
                 weights.append(p)
                 row_sum = row_sum + p

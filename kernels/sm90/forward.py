@@ -759,7 +759,8 @@ class ForwardSm90:
             left=left,
             ragged=ragged,
         )
-        return fragments.softmax.update(scores, staggered=self.config.staggered)
+        config = self.config
+        return fragments.softmax.update(scores, staggered=config.staggered, exp2_period=config.exp2_period)
 
     @cute.jit
     def finish(

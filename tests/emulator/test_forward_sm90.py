@@ -169,6 +169,15 @@ def test_forward_is_attention(cell):
     assert_exact(x, out, lse, cell.dtype)
 
 
+def test_any_share_of_the_weights_may_come_from_a_polynomial():
+    some = cell(q=150, k=300, causal=True)
+    x, plain, _, _ = emulate(some, MODES["late"])
+    config = dataclasses.replace(config_of(some, x), exp2_period=4)
+    out, lse, _ = forward(compiled(config), config, call_of(some, x, config), MODES["late"])
+    assert not np.array_equal(out, plain.view(out.dtype))
+    assert_exact(x, out.view(plain.dtype), lse, some.dtype, exp2_error=8.6e-5)
+
+
 def test_blocks_without_a_tile_s_segments_are_not_copied():
     documents = cell(q=192, k=768, segments=3)
     q_ids, kv_ids = np.ones((1, 192), np.int32), np.repeat(np.arange(3, dtype=np.int32), (150, 450, 168))[None]

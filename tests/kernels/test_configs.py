@@ -41,6 +41,7 @@ def spec(head_dim=128, head_dim_v=None, **fields):
         ({"tile_m": 96}, "tile_m must be 64, 128 or 192, got 96"),
         ({"tile_m": 256}, "tile_m must be 64, 128 or 192, got 256"),
         ({"tile_n": 136}, "tile_n must be a multiple of 16 up to 256, got 136"),
+        ({"exp2_period": 1}, "exp2_period must be 0 or from 2 to 32, got 1"),
         ({"kv_stages": 0}, "kv_stages must be at least 1, got 0"),
         ({"head_dim": 72, "q_register_steps": 6}, "q_register_steps must be at most 5, got 6"),
         ({"q_stages": 3}, "q_stages must be 1 or 2, got 3"),

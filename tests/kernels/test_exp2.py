@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -80,10 +81,10 @@ def test_whole_powers_are_exact(degree):
 
 
 class Exp2Kernel:
-    """out = 2^x, two elements a thread."""
+    """out = 2^x, two elements a thread, packed or one by one."""
 
-    def __init__(self, degree):
-        self.degree = degree
+    def __init__(self, degree, packed):
+        self.degree, self.packed = degree, packed
 
     @cute.jit
     def launch(self, x: cute.Pointer, out: cute.Pointer):
@@ -94,19 +95,22 @@ class Exp2Kernel:
         thread = cute.arch.thread_idx()[0]
         source = cute.make_tensor(x, cute.make_layout(2 * THREADS))
         target = cute.make_tensor(out, cute.make_layout(2 * THREADS))
-        target[2 * thread], target[2 * thread + 1] = exp2.exp2_pair(
-            (source[2 * thread], source[2 * thread + 1]), self.degree
-        )
+        x = source[2 * thread], source[2 * thread + 1]
+        if cutlass.const_expr(self.packed):
+            target[2 * thread], target[2 * thread + 1] = exp2.exp2_pair(x, self.degree)
+        else:
+            target[2 * thread], target[2 * thread + 1] = (exp2.exp2(value, self.degree) for value in x)
 
 
+@pytest.mark.parametrize(("arch", "packed"), [("sm_90a", False), ("sm_100a", True)])
 @pytest.mark.parametrize("degree", exp2.POLYNOMIALS)
-def test_a_kernel_computes_the_same_bits(degree):
+def test_a_kernel_computes_the_same_bits(degree, arch, packed):
     x = -np.random.default_rng(degree).uniform(0, 130, 2 * THREADS).astype(np.float32)
     x[:8] = 0, -0.0, -126, -127, -np.inf, -1e-30, -0.5, -1
     pointers = [cute.runtime.nullptr(Float32, cute.AddressSpace.gmem, assumed_align=16) for _ in range(2)]
     with tempfile.TemporaryDirectory() as folder:
-        options = f"--gpu-arch sm_100a --keep-ptx --dump-dir {folder}"
-        ptx = cute.compile(Exp2Kernel(degree).launch, *pointers, options=options).artifacts.PTX
+        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder}"
+        ptx = cute.compile(Exp2Kernel(degree, packed).launch, *pointers, options=options).artifacts.PTX
     out = np.zeros_like(x)
     run(ptx, Launch(grid=(1, 1, 1), block=THREADS, params=(Buffer(x), Buffer(out))))
     np.testing.assert_array_equal(out.view(np.int32), emulated(x, degree).view(np.int32))
