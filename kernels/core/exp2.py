@@ -9,6 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
+from . import ptx
+
 __all__ = ["POLYNOMIALS", "exp2", "exp2_pair"]
 
 FLOOR_BIAS = 12582912.0  # 2^23 + 2^22: floats from there on are whole numbers
@@ -32,7 +34,7 @@ Pair = tuple[Float32, Float32]
 def exp2(x: Float32, degree: int = 3) -> Float32:
     """2^x of a float below 128. Not for NaN."""
     x = cute.arch.fmax(x, SMALLEST)
-    shifted = _add_rounded_down(x, Float32(FLOOR_BIAS))
+    shifted = ptx.add_rounded_down(x, Float32(FLOOR_BIAS))
     fraction = x - (shifted - FLOOR_BIAS)
     *rest, power = (Float32(c) for c in POLYNOMIALS[degree])
     for coefficient in reversed(rest):
@@ -51,18 +53,6 @@ def exp2_pair(x: Pair, degree: int = 3) -> Pair:
         power = cute.arch.fma_packed_f32x2(power, fraction, coefficient)
     low, high = (_bits(p) + (_bits(s) << 23) for p, s in zip(power, shifted, strict=True))
     return _float(low), _float(high)
-
-
-def _add_rounded_down(a: Float32, b: Float32) -> Float32:
-    asm = llvm.inline_asm(
-        Float32.mlir_type,
-        [a.ir_value(), b.ir_value()],
-        "add.rm.f32 $0, $1, $2;",
-        "=f,f,f",
-        has_side_effects=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-    return Float32(asm)
 
 
 def _twice(value: float) -> Pair:

@@ -222,7 +222,7 @@ def _rounded(dtype: type[Numeric], column: int, values: list[Float32]) -> Iterat
     return ((column + 2 * w, words[w : w + WORDS]) for w in range(0, len(words), WORDS))
 
 
-def _scaled(values: list[Float32], factor: Float32) -> list[Float32]:
+def _scaled(values: tuple[Float32, ...], factor: Float32) -> list[Float32]:
     """Every value times `factor`, two at a time."""
     pairs = (cute.arch.mul_packed_f32x2((a, b), (factor, factor)) for a, b in zip(*[iter(values)] * 2, strict=True))
     return [value for pair in pairs for value in pair]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Int32, Int64, Numeric
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import tcgen05
 
 from ..core.divide import divide, divide_with_rest
+from ..core.ptx import asm
 from ..core.seqlen import Index
 
 __all__ = ["Instruction", "Operand", "by_columns", "by_rows", "issue", "layout", "piece"]
@@ -130,12 +130,4 @@ def issue(
         enable = "sum" if i == 0 else "1"
         lines.append(f"@leader tcgen05.mma.cta_group::{cta_group}.kind::f16 [$0], {part}, b_desc, $3, {enable};")
     lines.append("}")
-    llvm.inline_asm(
-        None,
-        [operand.ir_value() for operand in (d, a, b, instruction, Int32(accumulate))],
-        "\n".join(lines),
-        f"r,{'r' if a_in_tmem else 'l'},l,r,r",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+    asm("\n".join(lines), [d, a, b, instruction, Int32(accumulate)])
