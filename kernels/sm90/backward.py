@@ -73,7 +73,8 @@ what could reach others is cleared, and dK and dV of a warpgroup that has some g
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+import functools
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -210,18 +211,14 @@ class BackwardSm90(KeysSm90):
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-
-        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
-            return cpasync.make_tiled_tma_atom(op, array, mma.k_major(self.dtype, rows, columns, 1), (rows, columns))[0]
-
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         maps = Maps(
-            q=atom(load, q, config.tile_m, config.columns),
-            dout=atom(load, dout, config.tile_m, config.v_columns),
-            k=atom(load, k, WARPGROUP_ROWS, config.columns),
-            v=atom(load, v, WARPGROUP_ROWS, config.v_columns),
-            dk=atom(store, dk, WARPGROUP_ROWS, config.columns) if parts is None else None,
-            dv=atom(store, dv, WARPGROUP_ROWS, config.v_columns) if parts is None else None,
+            q=mma.tma_atom(load, q, config.tile_m, config.columns),
+            dout=mma.tma_atom(load, dout, config.tile_m, config.v_columns),
+            k=mma.tma_atom(load, k, WARPGROUP_ROWS, config.columns),
+            v=mma.tma_atom(load, v, WARPGROUP_ROWS, config.v_columns),
+            dk=mma.tma_atom(store, dk, WARPGROUP_ROWS, config.columns) if parts is None else None,
+            dv=mma.tma_atom(store, dv, WARPGROUP_ROWS, config.v_columns) if parts is None else None,
         )
         self.kernel(maps, rows, packed, inputs, grid, parts).launch(
             grid=(grid.batch, 1, 1),
@@ -313,14 +310,7 @@ class BackwardSm90(KeysSm90):
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
         config, smem = self.config, cutlass.memory.SmemAllocator()
-
-        def tiles(rows: int, columns: int, count: int) -> cute.Tensor:
-            layout = mma.k_major(self.dtype, rows, columns, count)
-            return smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
-
-        def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
-            return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
-
+        tiles = functools.partial(mma.tiles, smem, self.dtype)
         k = tiles(WARPGROUP_ROWS, config.columns, WARPGROUPS)
         v = tiles(WARPGROUP_ROWS, config.v_columns, WARPGROUPS)
         q = tiles(config.tile_m, config.columns, config.q_stages)
@@ -330,13 +320,13 @@ class BackwardSm90(KeysSm90):
         return Smem(
             k=k,
             v=v,
-            k_slabs=transposed(k, WARPGROUP_ROWS, SLAB, self.column_slabs * WARPGROUPS),
+            k_slabs=mma.transposed(k, WARPGROUP_ROWS, SLAB, self.column_slabs * WARPGROUPS),
             q=q,
-            q_transposed=transposed(q, config.tile_m, config.columns, config.q_stages),
+            q_transposed=mma.transposed(q, config.tile_m, config.columns, config.q_stages),
             dout=dout,
-            dout_transposed=transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
+            dout_transposed=mma.transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
             ds=ds,
-            ds_slabs=transposed(ds, WARPGROUP_ROWS, SLAB, self.query_slabs * ds_tiles),
+            ds_slabs=mma.transposed(ds, WARPGROUP_ROWS, SLAB, self.query_slabs * ds_tiles),
             dq=smem.allocate_tensor(Float32, cute.make_layout((config.dq_part_floats, WARPGROUPS)), 128),
             lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
             delta=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.dout_stages)), 16),

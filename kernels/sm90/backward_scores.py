@@ -43,6 +43,7 @@ dsoftcap_parts a number for each place. Block (384, 1, 1).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
@@ -225,13 +226,8 @@ class BackwardScoresSm90:
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config, load = self.config, cpasync.CopyBulkTensorTileG2SOp()
-
-        def atom(array: cute.Tensor, columns: int) -> cute.CopyAtom:
-            layout = mma.k_major(self.dtype, WARPGROUP_ROWS, columns, 1)
-            return cpasync.make_tiled_tma_atom(load, array, layout, (WARPGROUP_ROWS, columns))[0]
-
-        columns, v_columns = config.columns, config.v_columns
-        maps = Maps(atom(q, columns), atom(dout, v_columns), atom(k, columns), atom(v, v_columns))
+        arrays = ((q, config.columns), (dout, config.v_columns), (k, config.columns), (v, config.v_columns))
+        maps = Maps(*(mma.tma_atom(load, array, WARPGROUP_ROWS, columns) for array, columns in arrays))
         self.kernel(maps, rows, result, schedule, inputs, grid, shares, q_slots).launch(
             grid=(grid.batch, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes, min_blocks_per_mp=1
         )
@@ -314,11 +310,7 @@ class BackwardScoresSm90:
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then what leaves."""
         config, smem = self.config, cutlass.memory.SmemAllocator()
-
-        def tiles(columns: int, count: int) -> cute.Tensor:
-            layout = mma.k_major(self.dtype, WARPGROUP_ROWS, columns, count)
-            return smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
-
+        tiles = functools.partial(mma.tiles, smem, self.dtype, WARPGROUP_ROWS)
         return Smem(
             q=tiles(config.columns, config.q_stages),
             dout=tiles(config.v_columns, config.q_stages),

@@ -43,6 +43,7 @@ dout. With has_cu_seqlens a cluster has a tile of the schedule, or none.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
@@ -191,19 +192,15 @@ class BackwardWideSm90(KeysSm90):
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-
-        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
-            return cpasync.make_tiled_tma_atom(op, array, mma.k_major(self.dtype, rows, columns, 1), (rows, columns))[0]
-
         multicast, store = cpasync.CopyBulkTensorTileG2SMulticastOp(), cpasync.CopyBulkTensorTileS2GOp()
         load = cpasync.CopyBulkTensorTileG2SOp()
         maps = Maps(
-            q=atom(multicast, q, config.tile_m, SLAB),
-            dout=atom(multicast, dout, config.tile_m, SLAB),
-            k=atom(load, k, KEYS, SLAB),
-            v=atom(load, v, KEYS, config.v_columns),
-            dk=atom(store, dk, KEYS, config.columns),
-            dv=atom(store, dv, KEYS, config.v_columns),
+            q=mma.tma_atom(multicast, q, config.tile_m, SLAB),
+            dout=mma.tma_atom(multicast, dout, config.tile_m, SLAB),
+            k=mma.tma_atom(load, k, KEYS, SLAB),
+            v=mma.tma_atom(load, v, KEYS, config.v_columns),
+            dk=mma.tma_atom(store, dk, KEYS, config.columns),
+            dv=mma.tma_atom(store, dv, KEYS, config.v_columns),
         )
         self.kernel(maps, rows, packed, inputs, grid).launch(
             grid=(CLUSTER * grid.batch, 1, 1),
@@ -286,16 +283,10 @@ class BackwardWideSm90(KeysSm90):
     def allocate(self) -> Smem:
         """Tiles on 1024-byte boundaries as the swizzle wants them, then the statistics."""
         config, smem = self.config, cutlass.memory.SmemAllocator()
-
-        def tiles(rows: int, columns: int, count: int) -> cute.Tensor:
-            layout = mma.k_major(self.dtype, rows, columns, count)
-            return smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        tiles = functools.partial(mma.tiles, smem, self.dtype)
 
         def slabs(tile: cute.Tensor, rows: int, count: int) -> cute.Tensor:
             return cute.make_tensor(tile.iterator, mma.k_major(self.dtype, rows, SLAB, count).outer)
-
-        def transposed(tile: cute.Tensor, rows: int, columns: int, count: int) -> cute.Tensor:
-            return cute.make_tensor(tile.iterator, mma.mn_major(self.dtype, rows, columns, count).outer)
 
         k = tiles(KEYS, config.columns, 1)
         peer_k = tiles(KEYS, SLAB, config.peer_slabs)
@@ -310,12 +301,12 @@ class BackwardWideSm90(KeysSm90):
             peer_k=peer_k,
             q=q,
             q_slabs=slabs(q, config.tile_m, config.slabs * config.q_stages),
-            q_transposed=transposed(q, config.tile_m, config.columns, config.q_stages),
+            q_transposed=mma.transposed(q, config.tile_m, config.columns, config.q_stages),
             dout=dout,
             dout_slabs=slabs(dout, config.tile_m, config.v_slabs * config.dout_stages),
-            dout_transposed=transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
+            dout_transposed=mma.transposed(dout, config.tile_m, config.v_columns, config.dout_stages),
             ds=ds,
-            ds_transposed=transposed(ds, KEYS, config.tile_m, CLUSTER * config.ds_stages),
+            ds_transposed=mma.transposed(ds, KEYS, config.tile_m, CLUSTER * config.ds_stages),
             lse_log2=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.q_stages)), 16),
             delta=smem.allocate_tensor(Float32, cute.make_layout((config.tile_m, config.dout_stages)), 16),
         )

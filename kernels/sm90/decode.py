@@ -374,14 +374,10 @@ class DecodeSm90:
     def allocate(self) -> Smem:
         """Q, then the K ring, then the V ring, each on a 1024-byte boundary as the swizzle wants it."""
         config, smem = self.config, cutlass.memory.SmemAllocator()
-        queries = mma.k_major(self.dtype, ROWS, config.columns, 1)
-        keys = mma.k_major(self.dtype, config.tile_n, config.columns, config.kv_stages)
-        values = mma.k_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
-        transposed = mma.mn_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
-        q = smem.allocate_tensor(self.dtype, queries.outer, 1024, queries.inner)
-        k = smem.allocate_tensor(self.dtype, keys.outer, 1024, keys.inner)
-        v = smem.allocate_tensor(self.dtype, values.outer, 1024, values.inner)
-        return Smem(q=q, k=k, v=v, v_transposed=cute.make_tensor(v.iterator, transposed.outer))
+        q = mma.tiles(smem, self.dtype, ROWS, config.columns, 1)
+        k = mma.tiles(smem, self.dtype, config.tile_n, config.columns, config.kv_stages)
+        v = mma.tiles(smem, self.dtype, config.tile_n, config.v_columns, config.kv_stages)
+        return Smem(q, k, v, mma.transposed(v, config.tile_n, config.v_columns, config.kv_stages))
 
     @cute.jit
     def load(self, k_map: cute.CopyAtom, v_map: cute.CopyAtom, smem: Smem, pipes: Producers, call: Call) -> None:

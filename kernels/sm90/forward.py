@@ -79,7 +79,7 @@ read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -240,16 +240,12 @@ class ForwardSm90:
     ) -> None:
         """Arrays are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-
-        def atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
-            return cpasync.make_tiled_tma_atom(op, array, mma.k_major(self.dtype, rows, columns, 1), (rows, columns))[0]
-
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         maps = Maps(
-            q=atom(load, q, WARPGROUP_ROWS, config.columns),
-            k=atom(load, k, config.tile_n, config.columns),
-            v=atom(load, v, config.tile_n, config.v_columns),
-            out=atom(store, out, WARPGROUP_ROWS, config.v_columns) if out is not None else None,
+            q=mma.tma_atom(load, q, WARPGROUP_ROWS, config.columns),
+            k=mma.tma_atom(load, k, config.tile_n, config.columns),
+            v=mma.tma_atom(load, v, config.tile_n, config.v_columns),
+            out=mma.tma_atom(store, out, WARPGROUP_ROWS, config.v_columns) if out is not None else None,
         )
         self.kernel(maps, results, inputs, grid).launch(
             grid=(grid.batch, 1, 1),
@@ -338,18 +334,14 @@ class ForwardSm90:
             every = cute.make_layout((row, column, config.q_slots), stride=(row_stride, column_stride, slot_elements))
             return cute.make_tensor(cute.recast_ptr(room, tile.inner, self.dtype), every)
 
-        keys = mma.k_major(self.dtype, config.tile_n, config.columns, config.kv_stages)
-        values = mma.k_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
-        transposed = mma.mn_major(self.dtype, config.tile_n, config.v_columns, config.kv_stages)
-        k = smem.allocate_tensor(self.dtype, keys.outer, 1024, keys.inner)
-        v = smem.allocate_tensor(self.dtype, values.outer, 1024, values.inner)
-        v_transposed = cute.make_tensor(v.iterator, transposed.outer)
+        k = mma.tiles(smem, self.dtype, config.tile_n, config.columns, config.kv_stages)
+        v = mma.tiles(smem, self.dtype, config.tile_n, config.v_columns, config.kv_stages)
         tiles = smem.allocate_tensor(Int32, cute.make_layout((config.tile_words, config.tile_places)), 16)
         return Smem(
             q=rows(config.columns),
             k=k,
             v=v,
-            v_transposed=v_transposed,
+            v_transposed=mma.transposed(v, config.tile_n, config.v_columns, config.kv_stages),
             out=rows(config.v_columns),
             tiles=tiles,
         )

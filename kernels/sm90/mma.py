@@ -1,9 +1,11 @@
-"""Hopper's matrix products: shared memory layouts, wgmma batches, and where a thread's accumulators lie."""
+"""Hopper's matrix products: tiles in shared memory, wgmma batches, and where a thread's accumulators lie."""
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..core import ptx
 from ..core.mask import Place
@@ -24,12 +26,16 @@ __all__ = [
     "scores_mma",
     "slab_columns",
     "swizzled",
+    "tiles",
+    "tma_atom",
+    "transposed",
     "values_mma",
 ]
 
 WARPGROUP_ROWS = 64
 K_EXTENT = 16  # of a 16-bit wgmma
 SLAB = 64  # 16-bit columns of a swizzle atom
+ALIGNMENT = 1024  # bytes, as the swizzle wants it
 
 
 def k_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute.ComposedLayout:
@@ -45,6 +51,25 @@ def mn_major(dtype: type[Numeric], rows: int, columns: int, stages: int) -> cute
     """(columns, rows, stages): the same bytes as `k_major`, seen transposed."""
     atom = warpgroup.make_smem_layout_atom(_atom_kind("MN", dtype, columns), dtype)
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
+
+
+def tiles(
+    smem: cutlass.memory.SmemAllocator, dtype: type[Numeric], rows: int, columns: int, stages: int
+) -> cute.Tensor:
+    """Allocates what `k_major` describes."""
+    layout = k_major(dtype, rows, columns, stages)
+    return smem.allocate_tensor(dtype, layout.outer, ALIGNMENT, layout.inner)
+
+
+def transposed(tiles: cute.Tensor, rows: int, columns: int, stages: int) -> cute.Tensor:
+    """The same bytes, as `mn_major` describes them."""
+    return cute.make_tensor(tiles.iterator, mn_major(tiles.element_type, rows, columns, stages).outer)
+
+
+def tma_atom(op: Any, array: cute.Tensor, rows: int, columns: int) -> cute.CopyAtom:
+    """The copy `op` between a block of an array (seq, head_dim, heads, batch) and one tile."""
+    layout = k_major(array.element_type, rows, columns, 1)
+    return cpasync.make_tiled_tma_atom(op, array, layout, (rows, columns))[0]
 
 
 def swizzled(row: Int32, column: Int32, rows: int, slab: int = SLAB) -> Int32:

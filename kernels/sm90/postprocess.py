@@ -92,9 +92,7 @@ class PostprocessSm90:
     ) -> None:
         """`dq`, or dk or dv, is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
-        layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
-        store = cpasync.CopyBulkTensorTileS2GOp()
-        dq_map, _ = cpasync.make_tiled_tma_atom(store, dq, layout, (config.tile_m, self.columns))
+        dq_map = mma.tma_atom(cpasync.CopyBulkTensorTileS2GOp(), dq, config.tile_m, self.columns)
         self.kernel(dq_map, dq_sum, softmax_scale, dq_turn, q_len, q_heads, parts, packed).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
@@ -153,9 +151,7 @@ class PostprocessSm90:
     ) -> None:
         """The tile, to `rows` of the array: by its map, which drops rows beyond the array, or one by one."""
         config = self.config
-        smem = cutlass.memory.SmemAllocator()
-        layout = mma.k_major(self.dtype, config.tile_m, self.columns, 1)
-        tile = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        tile = mma.tiles(cutlass.memory.SmemAllocator(), self.dtype, config.tile_m, self.columns, 1)
         self.turn_tile(source, tile)
         cute.arch.fence_proxy("async.shared", space="cta")  # TMA may read what this thread wrote
         cute.arch.sync_threads()

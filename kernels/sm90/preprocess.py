@@ -92,10 +92,7 @@ class PreprocessSm90:
         """`out` and `dout` are (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         load = cpasync.CopyBulkTensorTileG2SOp()
-        layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
-        block = (config.tile_m, config.v_columns)
-        out_map, _ = cpasync.make_tiled_tma_atom(load, out, layout, block)
-        dout_map, _ = cpasync.make_tiled_tma_atom(load, dout, layout, block)
+        out_map, dout_map = (mma.tma_atom(load, array, config.tile_m, config.v_columns) for array in (out, dout))
         self.kernel(out_map, dout_map, arrays, q_len, q_heads, kv_heads, q_slots).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
@@ -141,9 +138,8 @@ class PreprocessSm90:
         """The tile's two numbers a query, and zeros."""
         config, index = self.config, Int64(tile.index)
         smem = cutlass.memory.SmemAllocator()
-        layout = mma.k_major(self.dtype, config.tile_m, config.v_columns, 1)
-        out = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
-        dout = smem.allocate_tensor(self.dtype, layout.outer, 1024, layout.inner)
+        out = mma.tiles(smem, self.dtype, config.tile_m, config.v_columns, 1)
+        dout = mma.tiles(smem, self.dtype, config.tile_m, config.v_columns, 1)
         producer, consumer = make_pipelines(self.edges)["rows"]
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             slot = producer.acquire()
