@@ -19,19 +19,19 @@ from jax_fa4.configs.config import (
     SWIZZLE_BYTES,
     WARPGROUP,
     WARPGROUP_ROWS,
+    ArrayConfig,
     check_registers,
     consumer_registers,
     round_up,
     rows_of,
 )
-from jax_fa4.configs.features import feature_params
+from jax_fa4.configs.features import feature_names, feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import schedule_param
 
 __all__ = ["BackwardConfig", "KeysConfig", "PostprocessConfig", "PreprocessConfig"]
 
 FLOAT_BYTES = 4
-HEAD_DIM_LIMIT = 256
 NARROW_LIMIT = 128  # head dims up to it leave a CTA registers for all of dk and dv of its keys, and scores beside them
 WARPGROUPS = 2  # consumers: each holds half the keys of a tile
 QUERY_EXTENTS: tuple[Extent, ...] = ("q_len", "q_heads", "batch")
@@ -39,13 +39,9 @@ KEY_EXTENTS: tuple[Extent, ...] = ("kv_len", "kv_heads", "batch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TileConfig:
+class TileConfig(ArrayConfig):
     """What the kernels of a backward share; no length, batch, head count, scale or window value is part of it."""
 
-    arch: str
-    dtype: Literal["bfloat16", "float16"]
-    head_dim: int
-    head_dim_v: int
     tile_m: int
     deterministic: bool = False
     has_cu_seqlens: bool = False
@@ -57,20 +53,11 @@ class TileConfig:
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
             raise ValueError(f"arch must be sm_90a, got {self.arch}")
-        if self.dtype not in ("bfloat16", "float16"):
-            raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
-        for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= HEAD_DIM_LIMIT:
-                raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIM_LIMIT}, got {getattr(self, name)}")
+        self._check_call()
         if self.tile_m not in (64, 128):
             raise ValueError(f"tile_m must be 64 or 128, got {self.tile_m}")
         if self.columns < self.head_dim:
             raise ValueError(f"tile_m={self.tile_m} has room for head_dim {self.columns}, got {self.head_dim}")
-
-    @property
-    def element_bytes(self) -> int:
-        """Of every array but statistics and scratch."""
-        return 2
 
     @property
     def slab(self) -> int:
@@ -159,11 +146,6 @@ class TileConfig:
     def slots(self) -> tuple[ScalarParam, ...]:
         """How many places the tiles of a batch entry have, if sequences are packed."""
         return (ScalarParam(name="q_slots"),) if self.has_cu_seqlens else ()
-
-    @property
-    def dims(self) -> str:
-        """The head dims in a kernel's name."""
-        return f"d{self.head_dim}" + (f"_{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
 
     @property
     def q_bytes(self) -> int:
@@ -299,13 +281,6 @@ class KeysConfig(TileConfig):
     bias: Literal["float32", "bfloat16", "float16"] | None = None
 
     @property
-    def features(self) -> list[str]:
-        """What a call has beside q, k and v, as a kernel's name says it."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        names = [name.removeprefix("has_") for name in flags if getattr(self, name)]
-        return names if self.bias is None else [*names, f"bias_{self.bias}"]
-
-    @property
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
         return WARPGROUPS
@@ -389,7 +364,7 @@ class BackwardConfig(KeysConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        features = self.features
+        features = feature_names(self)
         features += ["deterministic"] if self.deterministic else []
         features += ["splits"] if self.splits_heads else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jax_fa4.configs.features import feature_params
+from jax_fa4.configs.features import feature_names, feature_params
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import schedule_param
 
 __all__ = [
+    "ArrayConfig",
     "BlockConfig",
     "KernelConfig",
     "check_registers",
@@ -19,6 +20,7 @@ __all__ = [
     "swizzle_bytes",
 ]
 
+HEAD_DIM_LIMIT = 256  # of q and k, and of v
 SMEM_LIMIT = 227 * 1024  # bytes of shared memory a CTA may opt into, sm_90 and sm_100
 REGISTER_FILE = 64 * 1024  # 32-bit registers of an SM
 WARPGROUP = 128  # threads that issue a wgmma together
@@ -41,29 +43,21 @@ MMA_COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """What forward kernels share: blocks of `tile_n` keys stand in a ring of `kv_stages` for K and another for V."""
+class ArrayConfig:
+    """What every kernel knows of the arrays that it reads."""
 
     arch: str
     dtype: Literal["bfloat16", "float16"]
     head_dim: int
     head_dim_v: int
-    tile_n: int
-    kv_stages: int
-    has_left: bool = False
-    has_right: bool = False
-    has_q_offset: bool = False
-    has_q_lengths: bool = False
-    has_kv_lengths: bool = False
-    has_cu_seqlens: bool = False
 
     def _check_call(self) -> None:
         """What every architecture demands of a call's types and extents."""
         if self.dtype not in ("bfloat16", "float16"):
             raise ValueError(f"dtype must be bfloat16 or float16, got {self.dtype}")
         for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= 256:
-                raise ValueError(f"{name} must be a multiple of 8 up to 256, got {getattr(self, name)}")
+            if getattr(self, name) % 8 or not 0 < getattr(self, name) <= HEAD_DIM_LIMIT:
+                raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIM_LIMIT}, got {getattr(self, name)}")
 
     @property
     def dims(self) -> str:
@@ -72,8 +66,22 @@ class BlockConfig:
 
     @property
     def element_bytes(self) -> int:
-        """Of q, k, v and out."""
+        """Of every array but statistics and scratch."""
         return 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(ArrayConfig):
+    """What forward kernels share: blocks of `tile_n` keys stand in a ring of `kv_stages` for K and another for V."""
+
+    tile_n: int
+    kv_stages: int
+    has_left: bool = False
+    has_right: bool = False
+    has_q_offset: bool = False
+    has_q_lengths: bool = False
+    has_kv_lengths: bool = False
+    has_cu_seqlens: bool = False
 
     @property
     def columns(self) -> int:
@@ -167,10 +175,7 @@ class KernelConfig(BlockConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
-        features += [] if self.bias is None else [f"bias_{self.bias}"]
-        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *feature_names(self)])
 
     @property
     def warpgroups(self) -> int:

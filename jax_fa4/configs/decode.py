@@ -10,6 +10,7 @@ import math
 from typing import Any, Literal
 
 from jax_fa4.configs.config import (
+    HEAD_DIM_LIMIT,
     MBARRIER_BYTES,
     SMEM_LIMIT,
     WARPGROUP,
@@ -18,6 +19,7 @@ from jax_fa4.configs.config import (
     KernelConfig,
     swizzle_bytes,
 )
+from jax_fa4.configs.features import feature_names
 from jax_fa4.configs.params import Extent, KernelParam, MapParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import schedule_param
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -87,10 +89,7 @@ class CombineConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        features = [
-            name for name in ("q_lengths", "many_splits", "split_counts", "sinks") if getattr(self, f"has_{name}")
-        ]
-        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, f"d{self.head_dim_v}", *features])
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, f"d{self.head_dim_v}", *feature_names(self)])
 
     @property
     def threads(self) -> int:
@@ -178,8 +177,7 @@ class DecodeConfig(BlockConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        features = [name.removeprefix("has_") for name in flags if getattr(self, name) and name != "has_sinks"]
+        features = [name for name in feature_names(self) if name != "sinks"]
         features += [] if self.page_size is None else [f"page{self.page_size}"]
         features += ["cluster"] if self.has_clusters else []
         return "_".join(["jax_fa4", self.kernel, self.arch, self.dtype, self.dims, *features])
@@ -356,7 +354,7 @@ def decode(spec: AttentionSpec) -> DecodeConfig | None:
         others = dataclasses.replace(others, has_cu_seqlens=False)
     if spec.dtype not in DTYPES or spec.bias_dtype or spec.is_fused or spec.has_batched_scalars or others != MaskSpec():
         return None
-    if spec.group > WARPGROUP_ROWS or max(spec.head_dim, spec.head_dim_v) > 256:
+    if spec.group > WARPGROUP_ROWS or max(spec.head_dim, spec.head_dim_v) > HEAD_DIM_LIMIT:
         return None
     return _config(spec, tile_n=128 if max(spec.head_dim, spec.head_dim_v) <= 64 else 64)
 

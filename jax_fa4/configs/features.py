@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -9,7 +10,15 @@ from typing import Any, TypeVar
 from jax_fa4.configs.params import Extent, KernelParam, PointerParam, ScalarParam
 from jax_fa4.spec import AttentionSpec, MaskSpec
 
-__all__ = ["common_specs", "feature_params", "fields_of", "first_that_fits", "has_known_dtypes", "packs_with_others"]
+__all__ = [
+    "common_specs",
+    "feature_names",
+    "feature_params",
+    "fields_of",
+    "first_that_fits",
+    "has_known_dtypes",
+    "packs_with_others",
+]
 
 R = TypeVar("R")
 DTYPES = ("bfloat16", "float16")
@@ -60,6 +69,14 @@ def common_specs(head_dims: Iterable[tuple[int, int]]) -> Iterator[AttentionSpec
     for (head_dim, head_dim_v), dtype, has_left, has_right in itertools.product(head_dims, DTYPES, sides, sides):
         mask = MaskSpec(has_left=has_left, has_right=has_right)
         yield AttentionSpec(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, group=1, mask=mask)
+
+
+def feature_names(config: Any) -> list[str]:
+    """The flags of `config` that are set and the type of its bias, as a kernel's name says them."""
+    flags = [field.name for field in dataclasses.fields(config) if field.name.startswith("has_")]
+    names = [name.removeprefix("has_") for name in flags if getattr(config, name)]
+    bias = getattr(config, "bias", None)
+    return names if bias is None else [*names, f"bias_{bias}"]
 
 
 def feature_params(config: Any, *, ranges: str | None, tiles: Extent) -> tuple[KernelParam, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, Self
 
+from jax_fa4.configs.features import feature_names
 from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
 from jax_fa4.spec import MaskSpec
 
@@ -77,9 +78,7 @@ class ScheduleConfig:
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        flags = [field.name for field in dataclasses.fields(self) if field.name.startswith("has_")]
-        features = [name.removeprefix("has_") for name in flags if getattr(self, name)]
-        return "_".join(["jax_fa4", self.kernel, self.arch, self.side, self.order, *features])
+        return "_".join(["jax_fa4", self.kernel, self.arch, self.side, self.order, *feature_names(self)])
 
     @property
     def overlaps(self) -> bool:

@@ -17,7 +17,7 @@ from jax_fa4.configs.config import (
     round_up,
 )
 from jax_fa4.configs.decode import CombineConfig, DecodeConfig
-from jax_fa4.configs.features import feature_params
+from jax_fa4.configs.features import feature_names, feature_params
 from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
 from jax_fa4.configs.schedule import ScheduleConfig, schedule_param
 
@@ -58,7 +58,7 @@ class ScoresConfig(KeysConfig):
     @property
     def name(self) -> str:
         """What profilers show, but for a suffix."""
-        return "_".join(["jax_fa4", self.kernel, self.kept, self.arch, self.dtype, self.dims, *self.features])
+        return "_".join(["jax_fa4", self.kernel, self.kept, self.arch, self.dtype, self.dims, *feature_names(self)])
 
     @property
     def producer_registers(self) -> int:
