@@ -216,21 +216,6 @@ def steps_of_tiles(cell: Cell, tile_m: int, tile_n: int, *, of_keys: bool) -> li
     return counts
 
 
-def splits_of_heads(cell: Cell, config: BackwardConfig) -> int:
-    """CTAs that share the query heads of a kv head."""
-    if config.is_wide:
-        return 1
-    group = cell.q_heads // cell.kv_heads
-    return head_splits(
-        key_tiles=math.ceil(cell.kv_len / config.tile_n) * cell.batch * cell.kv_heads,
-        group=group,
-        q_tiles=math.ceil(cell.q_len / config.tile_m),
-        part_floats=cell.kv_len * (cell.head_dim + cell.head_dim_v),
-        dq_floats=group * cell.q_len * cell.head_dim,
-        longest_first=config.longest_first,
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Of one direction of a cell, in TFLOP/s."""
@@ -263,10 +248,11 @@ def predict(cell: Cell, direction: Direction, arch: str, machine: Machine) -> Pr
         if backward is None:
             return None
         step, tile = backward_step(backward, _resources(backward), machine), (backward.tile_m, backward.tile_n)
-        ctas, splits = 1, splits_of_heads(cell, backward)
+        ctas, kv_heads = 1, cell.batch * cell.kv_heads
+        splits = head_splits(backward, q_len=cell.q_len, kv_len=cell.kv_len, group=spec.group, kv_heads=kv_heads)
         heads = math.ceil(spec.group / splits)
         of_heads = [heads * count for count in steps_of_tiles(cell, *tile, of_keys=True)]
-        counts = of_heads * (cell.batch * cell.kv_heads * splits * backward.key_ctas)
+        counts = of_heads * (kv_heads * splits * backward.key_ctas)
     counts.sort(reverse=True)
 
     def speed(clocks_a_step: float) -> float:

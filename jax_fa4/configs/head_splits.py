@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax_fa4.configs.backward import BackwardConfig
+
 __all__ = ["head_splits"]
 
 MULTIPROCESSORS = 132  # of an H200; with a few less the choice is much the same
@@ -14,21 +19,21 @@ TAIL = 4  # the last tiles end as unevenly as about a quarter of the longest tak
 PART_STEPS, LAUNCH_STEPS = 4, 2
 
 
-def head_splits(
-    *, key_tiles: int, group: int, q_tiles: int, part_floats: int, dq_floats: int, longest_first: bool
-) -> int:
-    """CTAs for each of `key_tiles` tiles of keys, over all kv heads and batch entries; 1 to `group`.
+def head_splits(config: BackwardConfig, *, q_len: int, kv_len: int, group: int, kv_heads: int) -> int:
+    """CTAs of a kernel for each tile of keys; 1 to `group`, the query heads of each of the batch's `kv_heads`.
 
-    A tile of keys meets `q_tiles` tiles of queries of each of `group` heads, half as many on average if they are
-    sorted `longest_first`. `part_floats` and `dq_floats` are floats of one part of dk and dv and of dq: all parts
-    together are at most half of dq.
+    All parts of dk and dv together are at most half of dq.
     """
+    if config.is_wide or config.has_cu_seqlens:
+        return 1
+    key_tiles, q_tiles = -(-kv_len // config.tile_n) * kv_heads, -(-q_len // config.tile_m)
+    part_floats, dq_floats = kv_len * (config.head_dim + config.head_dim_v), group * q_len * config.head_dim
 
     def steps(splits: int) -> float:
         """The longest that a multiprocessor is busy."""
         ctas, longest = key_tiles * splits, -(-group // splits) * q_tiles
         extra = PART_STEPS * ctas / MULTIPROCESSORS + LAUNCH_STEPS if splits > 1 else 0.0
-        if longest_first:
+        if config.longest_first:  # a tile of keys meets half the tiles of queries on average
             return max(longest, ctas * longest / 2 / MULTIPROCESSORS + longest / TAIL) + extra
         return -(-ctas // MULTIPROCESSORS) * longest + extra
 

@@ -9,7 +9,7 @@ from jax_fa4.configs.features import feature_names
 from jax_fa4.configs.params import KernelParam, PointerParam, ScalarParam
 from jax_fa4.spec import MaskSpec
 
-__all__ = ["SCHEDULE_FIELDS", "ScheduleConfig", "schedule_param"]
+__all__ = ["SCHEDULE_FIELDS", "ScheduleConfig", "num_slots", "schedule_param"]
 
 THREADS = 1024
 CLASSES = 2048  # of work
@@ -127,3 +127,11 @@ def schedule_param(side: Side) -> PointerParam:
     """The list of tiles of queries or keys."""
     name, rows = ("q_schedule", "q_places") if side == "q" else ("kv_schedule", "kv_places")
     return PointerParam(name=name, dtype="int32", dims=(rows, "fields"), pointee_align=16)  # type: ignore[arg-type]
+
+
+def num_slots(rows: Any, offsets: Any, tile_m: Any) -> Any:
+    """Places that the tiles of a batch entry's packed sequences have (kernels/core/packed.py).
+
+    Of so many rows and offsets, which are one more than sequences: numbers, or expressions of a plan.
+    """
+    return rows // tile_m + (offsets + 1)

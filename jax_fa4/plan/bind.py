@@ -19,6 +19,7 @@ from jax_fa4.configs import (
     ScalarParam,
     ScoresConfig,
 )
+from jax_fa4.configs.schedule import num_slots
 from jax_fa4.plan.axes import (
     FUSED,
     FUSED_PARTS,
@@ -192,13 +193,10 @@ class Buffers:
         offsets = axes.size(number, "i")
         entry_step = axes.size(number, "k") if "k" in axes.logical else as_expr(1)
         entries = extents["batch"] * entry_step
-
-        def slots(rows: ExprLike, tile: int) -> Expr:
-            return rows // as_expr(tile) + (offsets + 1)
-
         config = self.config
         assert not isinstance(config, DecodeConfig), "which knows no packed sequences"
-        q_slots = slots(extents["q_len"], config.tile_m)
+        q_slots = num_slots(extents["q_len"], offsets, config.tile_m)
+        kv_slots = num_slots(extents["kv_len"], offsets, config.tile_n)
         return {
             "sequences": offsets - 1,
             "entry_step": entry_step,
@@ -207,8 +205,8 @@ class Buffers:
             "q_slots": q_slots,
             "q_slot_rows": q_slots * config.tile_m,
             "q_places": extents["batch"] * q_slots + 1,
-            "kv_slots": slots(extents["kv_len"], config.tile_n),
-            "kv_places": extents["batch"] * slots(extents["kv_len"], config.tile_n) + 1,
+            "kv_slots": kv_slots,
+            "kv_places": extents["batch"] * kv_slots + 1,
             "fields": SCHEDULE_FIELDS,
         }
 

@@ -25,6 +25,7 @@ from jax_fa4.configs import (
     ScheduleConfig,
 )
 from jax_fa4.configs.decode import COMBINE_WARPS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
+from jax_fa4.configs.schedule import num_slots
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
 from jax_fa4.plan.bind import SCALARS, SEGMENT_ENDS, Buffers, Kernel, axes_of
 from jax_fa4.plan.expr import Expr, ExprLike, as_expr, ceil_div, maximum, multiprocessors
@@ -132,12 +133,15 @@ class _Buffers(Buffers):
         if "cu_seqlens_q" in self.buffers:
             return self.extents["q_slots"] * self._of("q", "k")
         if isinstance(self.config, DecodeConfig):
-            tiles = ceil_div(self._of("q", "t"), TILE_ROWS // self._of("q", "g"))
+            tiles = ceil_div(self._of("q", "t"), self._tile_queries())
         else:
             tiles = self.tiles_of_a_head()
         number, axes, _ = self.buffers["q"]
         batch = self._of("q", "b") if "b" in axes.logical else axes.batch(number)
         return tiles * self._of("q", "k") * batch
+
+    def _tile_queries(self) -> Expr:
+        return TILE_ROWS // self._of("q", "g")
 
     def _of(self, name: str, axis: str) -> Expr:
         number, axes, _ = self.buffers[name]
@@ -172,8 +176,7 @@ class _Buffers(Buffers):
         """Packed queries are one batch entry."""
         offsets, axes = self._of("cu_seqlens_q", "i"), self.buffers["cu_seqlens_q"].axes
         entries = self._of("q", "b") * (self._of("q", "k") if "k" in axes.logical else 1)
-        tile_queries = TILE_ROWS // self._of("q", "g")
-        slots = self._of("q", "t") // tile_queries + (offsets + 1)
+        slots = num_slots(self._of("q", "t"), offsets, self._tile_queries())
         return {
             "sequences": offsets - 1,
             "entry_step": 1,

@@ -25,14 +25,9 @@ from jax_fa4.configs import (
     score_configs,
 )
 from jax_fa4.configs.backward import BackwardConfig
-from jax_fa4.configs.decode import (
-    MAX_PARTIAL_ROWS,
-    TILE_ROWS,
-    max_splits,
-    merge_of,
-    prefers_decode,
-)
+from jax_fa4.configs.decode import MAX_PARTIAL_ROWS, max_splits, merge_of, prefers_decode
 from jax_fa4.configs.head_splits import head_splits
+from jax_fa4.configs.schedule import num_slots
 from jax_fa4.operands import Operands
 from jax_fa4.plan import Plan, backward, decode, encode, encode_images, forward
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
@@ -200,15 +195,15 @@ def _forward(*args: jax.Array, fields: tuple[str, ...], spec: AttentionSpec, tar
         "lse": ((*batch, kv_heads, spec.group, t), "float32"),
     }
     if x.cu_seqlens_q is not None:
-        places = 1 + _slots(t, x.cu_seqlens_q, min(config.tile_m for config in configs))
+        places = 1 + _num_tiles(t, min(config.tile_m for config in configs), x.cu_seqlens_q)
         results["q_schedule"] = ((*batch, kv_heads, places, SCHEDULE_FIELDS), "int32")
     out, lse, *_ = _call(operands, results, spec, kernels, plans, target, other_axes)
     return [from_query_heads(out), lse.reshape(*batch, n, t)]
 
 
-def _slots(rows: Any, cu_seqlens: jax.Array, tile: int) -> Any:
-    """How many tiles of packed sequences a batch entry may have (kernels/core/packed.py)."""
-    return rows // tile + cu_seqlens.shape[-1] + 1
+def _num_tiles(rows: Any, tile: int, cu_seqlens: jax.Array | None) -> Any:
+    """How many tiles the rows of a batch entry make, or how many places for tiles packed sequences have."""
+    return -(-rows // tile) if cu_seqlens is None else num_slots(rows, cu_seqlens.shape[-1], tile)
 
 
 def _has_queries(x: Operands) -> bool:
@@ -229,16 +224,6 @@ def _prefers_decode(x: Operands, spec: AttentionSpec, target: Target) -> bool:
     return all(few and prefers_decode(few, whole, q_len, group, x.seqlen_k) for few, whole in configs)
 
 
-def _tiles(x: Operands, group: int) -> int | None:
-    """How many tiles of queries a decode kernel has; None where the batch may have any size."""
-    t, lead = x.q.shape[-3], (*x.q.shape[:-3], x.k.shape[-2])
-    if not all(isinstance(size, int) for size in lead):
-        return None
-    tile_queries = TILE_ROWS // group
-    tiles = -(-t // tile_queries) if x.cu_seqlens_q is None else _slots(t, x.cu_seqlens_q, tile_queries)
-    return tiles * math.prod(lead)
-
-
 def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]:
     """The forward's results from the kernels for few queries; the others of the call are scratch."""
     rows = x.q.shape[-3] * spec.group
@@ -252,7 +237,9 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     num_splits = max_splits(rows, kv_len, heads)
     if x.cu_seqlens_q is not None:
         num_splits = max(min(num_splits, MAX_PARTIAL_ROWS // (t * n)), 1)
-    merge = merge_of(num_splits, _tiles(x, spec.group) if len(configs) == 1 else None)
+    places = _num_tiles(t, max(configs[0].tile_rows // spec.group, 1), x.cu_seqlens_q)
+    tiles = places * math.prod((*batch, kv_heads))
+    merge = merge_of(num_splits, tiles if len(configs) == 1 and isinstance(tiles, int) else None)
     configs = [dataclasses.replace(c, merge=merge) if isinstance(c, DecodeConfig) else c for c in configs]
     kernels = [_kernels([*([s] if s else []), *c.kernels]) for s, c in zip(schedules, configs, strict=True)]
     names = decode.result_names(configs)
@@ -280,8 +267,7 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
         "split_counts": ((*lead, t), "int32"),
     }
     if x.cu_seqlens_q is not None:
-        places = 1 + _slots(t, x.cu_seqlens_q, configs[0].tile_rows // spec.group)
-        made["q_schedule"] = ((*lead, places, SCHEDULE_FIELDS), "int32")
+        made["q_schedule"] = ((*lead, 1 + places, SCHEDULE_FIELDS), "int32")
     results = {name: made[name] for name in names}
     out, lse, *_ = _call(operands, results, spec, kernels, plans, target, axes)
     if is_paged:
@@ -314,7 +300,7 @@ def _backward(
     ]
     batch, t, kv_heads = x.q.shape[:-3], x.q.shape[-3], x.k.shape[-2]
     tile_m, tile_n = configs[0].tile_m, configs[0].tile_n
-    tiles = -(-t // tile_m) if x.cu_seqlens_q is None else _slots(t, x.cu_seqlens_q, tile_m)
+    tiles, key_tiles = _num_tiles(t, tile_m, x.cu_seqlens_q), _num_tiles(x.seqlen_k, tile_n, x.cu_seqlens_q)
     padded = tiles * tile_m
     out, lse, dout, dlse = args[len(fields) :]
     rows = (*batch, kv_heads, spec.group, t)
@@ -330,7 +316,6 @@ def _backward(
         name: known[name] if name in known else logical(name, x, configs[0])
         for name in backward.operand_names(configs[0], schedules[0], scores[0], is_fused=spec.is_fused)
     }
-    key_tiles = -(-x.seqlen_k // tile_n) if x.cu_seqlens_q is None else _slots(x.seqlen_k, x.cu_seqlens_q, tile_n)
     of_scores = {
         "dbias": lambda: (operands["bias"].shape, operands["bias"].dtype.name),
         "dbias_rows": lambda: ((*rows[:-1], x.seqlen_k), "float32"),
@@ -383,19 +368,11 @@ def _visited(made: Mapping[str, jax.Array], config: BackwardConfig) -> jax.Array
 
 def _head_splits(x: Operands, config: BackwardConfig) -> int:
     """How many CTAs share a kv head's query heads: 1 if it depends on sizes that are not known."""
-    sizes = (*x.batch, *x.q.shape, x.seqlen_k)
-    if config.is_wide or config.has_cu_seqlens or not all(isinstance(size, int) for size in sizes):
+    if not all(isinstance(size, int) for size in (*x.batch, *x.q.shape, *x.k.shape)):
         return 1
-    (t, n, d), (_, kv_heads, e) = x.q.shape[-3:], x.v.shape[-3:]
+    (t, n), kv_heads = x.q.shape[-3:-1], x.k.shape[-2]
     entries = math.prod(x.batch) * kv_heads
-    return head_splits(
-        key_tiles=-(-x.seqlen_k // config.tile_n) * entries,
-        group=n // kv_heads,
-        q_tiles=-(-t // config.tile_m),
-        part_floats=x.seqlen_k * (d + e),
-        dq_floats=n // kv_heads * t * d,
-        longest_first=config.longest_first,
-    )
+    return head_splits(config, q_len=t, kv_len=x.seqlen_k, group=n // kv_heads, kv_heads=entries)
 
 
 def _others(x: Operands, target: Target) -> tuple[dict[str, jax.Array], dict[str, Axes]]:

@@ -68,6 +68,10 @@ def test_heads_that_share_tiles_have_masks_biases_and_segments_too():
     assert kernels(assert_attention(problem, "random")) == ["grouped"]
 
 
+def test_a_query_of_a_hundred_heads_has_splits():
+    assert kernels(assert_attention(cell(k=257, group=100))) == ["decode", "combine"]
+
+
 @pytest.mark.parametrize(
     ("page_size", "length", "mode"),
     [(3, 140, "random"), (48, 1030, "late")],  # copied by lanes, by TMA; one split, two

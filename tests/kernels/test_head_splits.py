@@ -2,19 +2,17 @@
 
 import pytest
 
+from jax_fa4.configs import backward_config
 from jax_fa4.configs.head_splits import head_splits
+from jax_fa4.spec import AttentionSpec, MaskSpec
 
 
-def splits(batch, q_len, kv_len, q_heads, kv_heads, *, causal, d=128):
-    group = q_heads // kv_heads
-    return head_splits(
-        key_tiles=-(-kv_len // 128) * batch * kv_heads,
-        group=group,
-        q_tiles=-(-q_len // 64),
-        part_floats=kv_len * 2 * d,
-        dq_floats=group * q_len * d,
-        longest_first=causal,
+def splits(batch, q_len, kv_len, q_heads, kv_heads, *, causal):
+    spec = AttentionSpec(
+        dtype="bfloat16", head_dim=128, head_dim_v=128, group=q_heads // kv_heads, mask=MaskSpec(has_right=causal)
     )
+    config = backward_config(spec, "sm_90a")
+    return head_splits(config, q_len=q_len, kv_len=kv_len, group=spec.group, kv_heads=batch * kv_heads)
 
 
 def test_few_causal_tiles_of_one_kv_head_are_shared():
