@@ -222,6 +222,11 @@ class ForwardSm100Config(KernelConfig):
         return self.tile_m // (self.cta_group * TILE_ROWS)
 
     @property
+    def waits_for_schedule(self) -> bool:
+        """It starts behind the kernel that lists its tiles."""
+        return False
+
+    @property
     def cluster_ctas(self) -> int:
         """CTAs that compute a tile together."""
         return self.cta_group

@@ -30,7 +30,7 @@ SMEM_ALIGNMENT = 1024  # bytes, of each tile and ring
 MBARRIER_BYTES = 8
 WORD_BYTES = 4
 TILE_WORDS = 8  # that tell of a tile: five, padded
-PACKED_WORDS = 16  # of one of a packed sequence: eight more
+PACKED_WORDS = 16  # of one of a packed sequence: eight more, and which tile follows
 REGISTER_STEP = 8  # setmaxnreg takes multiples of it
 FEWEST_REGISTERS = 24  # of a thread that setmaxnreg leaves
 REGISTER_LIMIT = 240  # a thread: 255 exist, setmaxnreg rounds down
@@ -248,6 +248,16 @@ class KernelConfig(BlockConfig):
     def out_by_tma(self) -> bool:
         """O leaves through the slot of Q, which waits for it: where that is the only one, rows leave from registers."""
         return self.q_stages > 1 or not self.persistent
+
+    @property
+    def waits_for_schedule(self) -> bool:
+        """Whether it may start beside the kernel that lists its tiles, and waits for its end."""
+        return self.has_cu_seqlens
+
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether CTAs take tiles as they get to them, by the tickets of a schedule, rather than equal shares."""
+        return self.persistent and self.has_cu_seqlens and self.tells_tiles and self.q_stages > 1
 
     @property
     def tile_places(self) -> int:

@@ -81,11 +81,6 @@ class ScheduleConfig:
         return "_".join(["jax_fa4", self.kernel, self.arch, self.side, self.order, *feature_names(self)])
 
     @property
-    def overlaps(self) -> bool:
-        """Whether two run at the same time: those of a backward."""
-        return self.order != "tiles"
-
-    @property
     def sees_left(self) -> bool:
         """Whether a tile's rows see only some of the other side's rows before their place."""
         return self.has_left if self.side == "q" else self.has_right
@@ -102,8 +97,8 @@ class ScheduleConfig:
 
     @property
     def smem_bytes(self) -> int:
-        """A number for each class of work and each warp."""
-        return 4 * (CLASSES + WARPS)
+        """A number for each class of work and each warp, and one for all."""
+        return 4 * (CLASSES + WARPS + 1)
 
     @property
     def params(self) -> tuple[KernelParam, ...]:

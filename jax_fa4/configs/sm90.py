@@ -84,6 +84,7 @@ LENGTHS = {  # of keys
     (64, 64): Row(tile_m=192, tile_n=112, kv_stages=2, q_stages=2, persistent=True),
     **WIDE,
 }
+PACKED = LENGTHS | {(64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True)}
 SEGMENTS = {
     (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2),
     (120, 120): Row(tile_m=128, tile_n=112, kv_stages=2, q_stages=2, persistent=True),
@@ -141,7 +142,7 @@ def _row(spec: AttentionSpec) -> Row | None:
     has_lengths = mask.has_kv_lengths or mask.has_cu_seqlens
     table = EDGES if mask.has_left or mask.has_right else FORWARD
     if has_lengths:
-        table = LENGTHS
+        table = PACKED if mask.has_cu_seqlens and not (mask.has_left and mask.has_right) else LENGTHS
     if mask.has_segments:
         table = SEGMENTS_AND_LENGTHS if has_lengths else SEGMENTS
     if spec.has_softcap:

@@ -48,10 +48,11 @@ def forward(
     operands = operand_names(config, schedule, is_fused=is_fused)
     buffers = Buffers(operands, result_names(config), config, layout, others)
     *_, main = kernels
+    waits = schedule is not None and config.waits_for_schedule
     first = () if schedule is None else (buffers.launch(schedule, kernels[0], buffers.one_cta()),)
     return Plan(
         arch=config.arch,
         operands=buffers.operands,
         results=buffers.results,
-        launches=(*first, buffers.launch(config, main, buffers.query_ctas(config))),
+        launches=(*first, buffers.launch(config, main, buffers.query_ctas(config), programmatic=waits)),
     )

@@ -23,8 +23,10 @@ __all__ = [
     "num_slots",
     "num_tiles",
     "read_count",
+    "read_longest",
     "read_tile",
     "slot_rows",
+    "take_ticket",
 ]
 
 FIELDS = 8  # int32 of a tile in a schedule: those of PackedTile
@@ -92,6 +94,16 @@ def num_slots(rows: Index, sequences: Index, tile_m: int) -> Index:
 def read_count(schedule: cute.Pointer) -> Int32:
     """How many tiles a schedule has."""
     return cute.make_tensor(schedule, cute.make_layout(1))[0]
+
+
+def read_longest(schedule: cute.Pointer) -> Int32:
+    """How many rows of the other side the tiles of one sequence see at most."""
+    return cute.make_tensor(schedule + 1, cute.make_layout(1))[0]
+
+
+def take_ticket(schedule: cute.Pointer) -> Int32:
+    """How many tickets of a call have been taken before: 0, 1, ..., each once."""
+    return cute.arch.atomic_add(schedule + 2, Int32(1), sem="relaxed", scope="gpu")
 
 
 def read_tile(schedule: cute.Pointer, position: Index) -> PackedTile:

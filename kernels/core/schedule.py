@@ -21,7 +21,8 @@ Parameters in order, as `ScheduleConfig.params` lists them (rows are queries or 
     kv_lengths      int32*  likewise; only with has_kv_lengths
     window_left     int32*  one element, >= 0; only with has_left
     window_right    int32*  one element, >= 0; only with has_right
-    schedule        int32*  [1 + batch * num_slots, 8]: the number of tiles, then PackedTile of each
+    schedule        int32*  [1 + batch * num_slots, 8]: the number of tiles, the most rows that one of them may see and
+                            how many tickets have been taken, 0, unless the order is "slots"; then PackedTile of each
     q_len kv_len sequences batch entry_step    int32 each
 
 With pages_keys the keys of each sequence are numbered from 0, kv_len is how many a sequence may have, and a tile's
@@ -94,6 +95,7 @@ class Call(NamedTuple):
     right: Int32 | None
     schedule: cute.Pointer
     classes: cute.Tensor  # [CLASSES] int32 in smem
+    longest: cute.Tensor  # [1] likewise: the most rows of the other side that a sequence with tiles has
 
 
 class Found(NamedTuple):
@@ -130,32 +132,33 @@ class ScheduleKernel:
 
     @cute.kernel
     def kernel(self, arrays: Arrays, extents: Extents) -> None:
-        if cutlass.const_expr(self.config.overlaps):
-            cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         smem = cutlass.memory.SmemAllocator()
         classes = smem.allocate_tensor(Int32, cute.make_layout(CLASSES), 16)
         totals = smem.allocate_tensor(Int32, cute.make_layout(LANES), 16)
-        call = self.call(arrays, extents, classes)
+        longest = smem.allocate_tensor(Int32, cute.make_layout(1), 16)
+        call = self.call(arrays, extents, classes, longest)
         if cutlass.const_expr(self.config.order != "slots"):
             for i in cutlass.range_constexpr(CLASSES // self.config.threads):
                 classes[i * self.config.threads + cute.arch.thread_idx()[0]] = Int32(0)
+            if cute.arch.thread_idx()[0] == 0:
+                longest[0] = Int32(0)
             cute.arch.sync_threads()
             self.go_through(call, writes=False)
             cute.arch.sync_threads()
             self.begin_classes(call, totals)
             cute.arch.sync_threads()
         self.go_through(call, writes=True)
-        if cutlass.const_expr(self.config.overlaps):
-            cute.arch.griddepcontrol_wait()  # who waits for this grid's end waits for that of the one ahead, too
+        cute.arch.griddepcontrol_wait()  # who waits for this grid's end waits for that of the one ahead, too
 
-    def call(self, arrays: Arrays, extents: Extents, classes: cute.Tensor) -> Call:
+    def call(self, arrays: Arrays, extents: Extents, classes: cute.Tensor, longest: cute.Tensor) -> Call:
         """The call as the tiled side sees it."""
         queries = Side(arrays.cu_seqlens_q, arrays.q_lengths, extents.q_len)
         keys = Side(arrays.cu_seqlens_kv, arrays.kv_lengths, extents.kv_len)
         left, right = (None if p is None else _read(p) for p in (arrays.window_left, arrays.window_right))
         if self.config.side == "q":
-            return Call(queries, keys, extents, left, right, arrays.schedule, classes)
-        return Call(keys, queries, extents, right, left, arrays.schedule, classes)
+            return Call(queries, keys, extents, left, right, arrays.schedule, classes, longest)
+        return Call(keys, queries, extents, right, left, arrays.schedule, classes, longest)
 
     @cute.jit
     def go_through(self, call: Call, writes: cutlass.Constexpr) -> None:
@@ -164,6 +167,8 @@ class ScheduleKernel:
         sequences = call.extents.batch * (call.extents.sequences + 2)
         for start in cutlass.range(warp * LANES, sequences, self.config.threads, unroll=1):
             found = self.find(call, start + lane, sequences)
+            if cutlass.const_expr(not writes):
+                self.note_longest(call, found)
             if cutlass.const_expr(self.config.order == "sequences"):
                 found = found._replace(place=self.count(call, found, writes))
             ends = _inclusive_sum(found.num_tiles)
@@ -213,6 +218,14 @@ class ScheduleKernel:
             if cutlass.const_expr(side.lengths is not None):
                 length = _cut(_read(side.lengths + (entry * last + (number - 1))), room)
         return begin, room, length
+
+    @cute.jit
+    def note_longest(self, call: Call, found: Found) -> None:
+        """Keeps what a warp's sequences see at most."""
+        seen = Int32(cutlass.select_(found.num_tiles > 0, found.tile.other_length, Int32(0)))
+        most = cute.arch.warp_redux_sync(seen, "max")
+        if cute.arch.lane_idx() == 0:
+            cute.arch.atomic_max(call.longest.iterator, most)
 
     @cute.jit
     def count(self, call: Call, found: Found, writes: cutlass.Constexpr) -> Int32:
@@ -269,7 +282,7 @@ class ScheduleKernel:
 
     @cute.jit
     def begin_classes(self, call: Call, totals: cute.Tensor) -> None:
-        """Turns the number of tiles of each class into where they begin, the heaviest first, and writes their sum."""
+        """Turns the number of tiles of each class into where they begin, the heaviest first; writes what heads the list."""
         threads, thread = self.config.threads, cute.arch.thread_idx()[0]
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         each = CLASSES // threads
@@ -287,7 +300,10 @@ class ScheduleKernel:
             begin = begin + counts[i]
         if thread == threads - 1:
             slots = num_slots(call.own.rows, call.extents.sequences, self.config.tile_m)
-            cute.make_tensor(call.schedule, cute.make_layout(1))[0] = cutlass.min(begin, call.extents.batch * slots)
+            head = cute.make_tensor(call.schedule, cute.make_layout(3))
+            head[0] = cutlass.min(begin, call.extents.batch * slots)
+            head[1] = call.longest[0]
+            head[2] = Int32(0)
 
 
 def _read(pointer: cute.Pointer) -> Int32:

@@ -9,7 +9,7 @@ from .divide import divide, divide_with_rest
 from .packed import PackedTile
 from .seqlen import Index
 
-__all__ = ["Grid", "QueryTile", "SingleTile", "Tile", "TileOrder", "Walk"]
+__all__ = ["Grid", "QueryTile", "Queue", "SingleTile", "Tile", "TileOrder", "Walk"]
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
 WALK_BUDGET = 24 * 1024 * 1024  # likewise, beside the Q and O of CTAs that walk
@@ -66,6 +66,25 @@ class Walk(NamedTuple):
     def next(self, ctas: Index) -> "Walk":
         """The index behind the last one may be reached or passed: the walk ends there."""
         return Walk(self.tile_index + self.step, 2 * ctas - self.step)
+
+
+class Queue(NamedTuple):
+    """One CTA's way through the order where it takes what nobody has, as it gets there: two tiles ahead.
+
+    Its first two tiles are those of a `Walk`; behind them it has tickets, which say how many others have been taken.
+    """
+
+    tile_index: Index
+    following: Index
+
+    @classmethod
+    def first(cls, cta: Index, ctas: Index) -> "Queue":
+        """Where CTA `cta` of `ctas` starts."""
+        return cls(cta, 2 * ctas - 1 - cta)
+
+    def next(self, ticket: Index, ctas: Index) -> "Queue":
+        """Behind the first tile, with a ticket for the tile after the following one."""
+        return Queue(self.following, 2 * ctas + ticket)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,9 +202,10 @@ class SingleTile:
     def listed(self, index: Index, count: Index, grid: Grid) -> tuple[Index, Index]:
         """(position, head) of the tile at `index`, where a list has `count` tiles of each head; q_heads are kv_heads.
 
-        The longest are the first of the list, which holds all batch entries. Positions of a head never fall.
+        The longest are the first of the list, which holds all batch entries, so grid.batch is 1. Tiles of a sequence are
+        side by side: what has to be in L2 is kv_len of one, not of all. Positions of a head never fall.
         """
-        return self._in_sections(index, count, 1, grid._replace(kv_len=grid.kv_len * grid.batch, batch=1))
+        return self._in_sections(index, count, 1, grid)
 
     def _in_sections(self, index: Index, m_blocks: Index, group: Index, grid: Grid) -> tuple[Index, Index]:
         """Step, from the longest, and query head, counted over all batch entries, at `index`."""

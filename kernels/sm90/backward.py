@@ -86,7 +86,7 @@ from ..core import dense, mask, ptx, softcap
 from ..core.barriers import NamedBarrierId, make_pipelines
 from ..core.divide import divide, divide_with_rest
 from ..core.inputs import Inputs, key_blocks, sequence, window
-from ..core.packed import read_count
+from ..core.packed import read_count, read_longest
 from ..core.scheduler import Grid, SingleTile
 from ..core.tma import Corner, fetch, partition
 from . import mma
@@ -245,7 +245,7 @@ class BackwardSm90(KeysSm90):
             self.run(maps, rows, packed, inputs, self.work(inputs, grid, parts, index), parts, warp_index)
         else:
             if index < count * grid.kv_heads:
-                transposed = Grid(grid.kv_len, grid.q_len, grid.kv_heads, grid.kv_heads, grid.batch)
+                transposed = Grid(grid.kv_len, read_longest(packed.schedule), grid.kv_heads, grid.kv_heads, 1)
                 work = self.listed(packed, inputs, grid, transposed, index, count)
                 self.run(maps, rows, packed, inputs, work, parts, warp_index)
 

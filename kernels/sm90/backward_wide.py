@@ -55,7 +55,7 @@ from cutlass.pipeline import PipelineConsumer
 from ..core import dense, mask, ptx, softcap
 from ..core.barriers import NamedBarrierId, make_pipelines, release
 from ..core.inputs import Inputs, key_blocks, sequence, window
-from ..core.packed import read_count
+from ..core.packed import read_count, read_longest
 from ..core.rows import GlobalRows
 from ..core.scheduler import Grid, SingleTile
 from ..core.tma import Corner, fetch, partition
@@ -227,7 +227,8 @@ class BackwardWideSm90(KeysSm90):
             self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
         else:
             if cluster < count * grid.kv_heads:
-                work = self.listed(packed, inputs, grid, transposed, cluster, count)
+                listed = transposed._replace(kv_len=read_longest(packed.schedule) * group, batch=1)
+                work = self.listed(packed, inputs, grid, listed, cluster, count)
                 self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
 
     def work(self, inputs: Inputs, grid: Grid, transposed: Grid, index: Int32) -> Work:

@@ -22,7 +22,7 @@
 Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
 second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
-A persistent CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are
+A persistent CTA walks over tiles (core/scheduler.py), or takes those of packed sequences as it gets to them. The load warp runs ahead into the next tile as far as slots are
 free; slot (tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile
 together with the first S of the next one, and stores O while that S is computed. With two Q stages O leaves through
 its Q's slot, by TMA. With one, where head dims leave no room for a second, that slot belongs to the next tile once the
@@ -92,9 +92,9 @@ from ..core import mask, ptx
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits, Window
-from ..core.packed import PackedTile, read_count, read_tile
+from ..core.packed import PackedTile, read_count, read_tile, take_ticket
 from ..core.rows import GlobalRows
-from ..core.scheduler import Grid, QueryTile, TileOrder, Walk
+from ..core.scheduler import Grid, QueryTile, Queue, TileOrder, Walk
 from ..core.seqlen import Sequence
 from ..core.softmax import Softmax
 from ..core.tma import Corner, fetch, partition
@@ -263,6 +263,8 @@ class ForwardSm90:
                 if cutlass.const_expr(atom is not None):
                     cpasync.prefetch_descriptor(atom)
         logits, window = calls.logits(inputs), calls.window(inputs)
+        if cutlass.const_expr(results.schedule is not None):
+            cute.arch.griddepcontrol_wait()  # the schedule is complete
 
         ctas = cute.arch.grid_dim()[0]
         walk = Walk.first(cute.arch.block_idx()[0], ctas)
@@ -354,6 +356,18 @@ class ForwardSm90:
             work = self.visit(call, tile)
             pipes = self.load_first(maps, smem, pipes, call, work, place)
             self.load_others(maps, smem, pipes, call, work)
+        elif cutlass.const_expr(self.config.takes_tiles):
+            queue = Queue.first(walk.tile_index, call.ctas)
+            while queue.tile_index < call.tiles:
+                work = self.visit(call, tile)
+                pipes = self.load_first(maps, smem, pipes, call, work, place, queue.following)
+                place = (place + 1) % self.config.tile_places
+                ticket = Int32(0)
+                if cute.arch.lane_idx() == 0:
+                    ticket = take_ticket(call.results.schedule)  # comes back beside the copies
+                tile = self.find(call, cutlass.min(queue.following, call.tiles - 1))
+                pipes = self.load_others(maps, smem, pipes, call, work)
+                queue = queue.next(cute.arch.shuffle_sync(ticket, 0), call.ctas)
         else:
             while walk.tile_index < call.tiles:
                 work = self.visit(call, tile)
@@ -366,12 +380,23 @@ class ForwardSm90:
         # no tail: the consumers wait for every copy, so none lands after the CTA has gone
 
     @cute.jit
-    def load_first(self, maps: Maps, smem: Smem, pipes: Producers, call: Call, work: Work, place: Int32) -> Producers:
-        """What the consumers want to know of a tile, the first block of K, and Q."""
+    def load_first(
+        self,
+        maps: Maps,
+        smem: Smem,
+        pipes: Producers,
+        call: Call,
+        work: Work,
+        place: Int32,
+        following: Int32 | None = None,
+    ) -> Producers:
+        """What the consumers want to know of a tile and of which follows, the first block of K, and Q."""
         tile, visit = work.tile, work.visit
         if cute.arch.lane_idx() == 0:
             for i, number in enumerate(numbers(tile)):
                 smem.tiles[i, place] = number
+            if cutlass.const_expr(following is not None):
+                smem.tiles[self.config.tile_words - 1, place] = following
         cute.arch.sync_warp()  # whichever lane signals q.full
         pipes = self.load_keys(maps, smem, pipes, call, tile, visit.first)
         for wg in cutlass.range_constexpr(self.config.warpgroups):
@@ -451,7 +476,9 @@ class ForwardSm90:
             while walk.tile_index < call.tiles:
                 work = self.visit(call, tile)
                 pipes = self.middle_steps(fragments, pipes, call, work, wg)
-                walk, place = walk.next(call.ctas), (place + 1) % self.config.tile_places
+                work = self.again(smem, call, work, place)
+                walk = self.next(smem, call, walk, place)
+                place = (place + 1) % self.config.tile_places
                 if walk.tile_index < call.tiles:
                     pipes, tile = self.turn_over(
                         out_map, smem, fragments, pipes, call, work, place, walk.tile_index, wg
@@ -506,6 +533,18 @@ class ForwardSm90:
         )
         packed = PackedTile(*others[: len(PackedTile._fields)]) if self.config.has_cu_seqlens else None
         return QueryTile(first_row, end_row, q_head, kv_head, batch, packed)
+
+    def again(self, smem: Smem, call: Call, work: Work, place: Int32) -> Work:
+        """A tile of packed sequences as its end needs it: read anew, so that no register holds it over the blocks."""
+        if not self.config.takes_tiles:
+            return work
+        return self.visit(call, self.tile(smem, call, place, Int32(0)))
+
+    def next(self, smem: Smem, call: Call, walk: Walk, place: Int32) -> Walk:
+        """To what follows the tile at `place`."""
+        if not self.config.takes_tiles:
+            return walk.next(call.ctas)
+        return walk._replace(tile_index=smem.tiles[self.config.tile_words - 1, place])
 
     @cute.jit
     def wait_for_q(self, smem: Smem, fragments: Fragments, pipes: Consumers, logits: Logits, wg: Int32) -> Int32:
