@@ -282,7 +282,7 @@ class ScheduleKernel:
 
     @cute.jit
     def begin_classes(self, call: Call, totals: cute.Tensor) -> None:
-        """Turns the number of tiles of each class into where they begin, the heaviest first; writes what heads the list."""
+        """Turns the number of tiles of each class into where they begin, the heaviest first. Writes the list's head."""
         threads, thread = self.config.threads, cute.arch.thread_idx()[0]
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         each = CLASSES // threads

@@ -202,8 +202,8 @@ class SingleTile:
     def listed(self, index: Index, count: Index, grid: Grid) -> tuple[Index, Index]:
         """(position, head) of the tile at `index`, where a list has `count` tiles of each head; q_heads are kv_heads.
 
-        The longest are the first of the list, which holds all batch entries, so grid.batch is 1. Tiles of a sequence are
-        side by side: what has to be in L2 is kv_len of one, not of all. Positions of a head never fall.
+        The longest are the first of the list, which holds all batch entries, so grid.batch is 1. Tiles of a sequence
+        are side by side: grid.kv_len is that of the longest, which has to be in L2. Positions of a head never fall.
         """
         return self._in_sections(index, count, 1, grid)
 

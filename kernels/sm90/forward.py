@@ -22,7 +22,7 @@
 Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
 second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
-A persistent CTA walks over tiles (core/scheduler.py), or takes those of packed sequences as it gets to them. The load warp runs ahead into the next tile as far as slots are
+A persistent CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are
 free; slot (tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile
 together with the first S of the next one, and stores O while that S is computed. With two Q stages O leaves through
 its Q's slot, by TMA. With one, where head dims leave no room for a second, that slot belongs to the next tile once the
@@ -34,6 +34,8 @@ shared memory then, which copies write to meanwhile.
 Which tile it is takes divisions to find. The load warp does them, far ahead, and says so in shared memory before it
 signals q.full: of a tile two ahead with two Q stages, one ahead with one, while the consumers still read of theirs.
 Consumers that a config doesn't let be told find it themselves: their loop's instructions come out in another order.
+Tiles of packed sequences differ most in work, and so do equal shares of them: there the load warp takes a ticket for
+the tile after the next, and says of each which one follows it.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
