@@ -240,12 +240,12 @@ class BackwardSm90(KeysSm90):
         if cutlass.const_expr(packed is not None):
             cute.arch.griddepcontrol_wait()  # the schedule is complete
         index = cute.arch.block_idx()[0]
-        count = 0 if packed is None else read_count(packed.schedule)
+        count, longest = (0, 0) if packed is None else (read_count(packed.schedule), read_longest(packed.schedule))
         if cutlass.const_expr(packed is None):
             self.run(maps, rows, packed, inputs, self.work(inputs, grid, parts, index), parts, warp_index)
         else:
             if index < count * grid.kv_heads:
-                transposed = Grid(grid.kv_len, read_longest(packed.schedule), grid.kv_heads, grid.kv_heads, 1)
+                transposed = Grid(grid.kv_len, longest, grid.kv_heads, grid.kv_heads, 1)
                 work = self.listed(packed, inputs, grid, transposed, index, count)
                 self.run(maps, rows, packed, inputs, work, parts, warp_index)
 

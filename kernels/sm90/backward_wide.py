@@ -221,13 +221,13 @@ class BackwardWideSm90(KeysSm90):
         group = grid.q_heads // grid.kv_heads
         transposed = Grid(grid.kv_len, grid.q_len * group, grid.kv_heads, grid.kv_heads, grid.batch)
         cluster, rank = index // CLUSTER, index % CLUSTER
-        count = 0 if packed is None else read_count(packed.schedule)
+        count, longest = (0, 0) if packed is None else (read_count(packed.schedule), read_longest(packed.schedule))
         if cutlass.const_expr(packed is None):
             work = self.work(inputs, grid, transposed, cluster)
             self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
         else:
             if cluster < count * grid.kv_heads:
-                listed = transposed._replace(kv_len=read_longest(packed.schedule) * group, batch=1)
+                listed = transposed._replace(kv_len=longest * group, batch=1)
                 work = self.listed(packed, inputs, grid, listed, cluster, count)
                 self.run(maps, rows, packed, inputs, work._replace(rank=rank), warp_index)
 
