@@ -99,12 +99,27 @@ def _write(store: Store, k: jax.Array, v: jax.Array, batch: Batch) -> Store:
     return keys, values
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "attend"), donate_argnames="stores")
-def step(
-    state: nnx.State, stores: list[Store], batch: Batch, *, graph: nnx.GraphDef, attend: Attend
+Step = Callable[[list[jax.Array], list[Store], Batch], tuple[list[Store], jax.Array]]
+
+
+@functools.cache
+def step_of(graph: nnx.GraphDef, tree: jax.tree_util.PyTreeDef, attend: Attend) -> Step:
+    """Of the leaves of a model's state, one step of serving.
+
+    Each step takes a list of arrays: what else a model consists of is looked at once, not in front of every step.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def step(leaves: list[jax.Array], stores: list[Store], batch: Batch) -> tuple[list[Store], jax.Array]:
+        return read(nnx.merge(graph, jax.tree.unflatten(tree, leaves)), stores, batch, attend)
+
+    return step
+
+
+def read(
+    model: training.CharacterModel, stores: list[Store], batch: Batch, attend: Attend
 ) -> tuple[list[Store], jax.Array]:
     """Reads each slot's tokens; returns the caches with them, and the character that each slot would write next [S]."""
-    model = nnx.merge(graph, state)
     x = model.characters(batch.tokens) + model.positions(jnp.maximum(batch.positions, 0))
     stores = list(stores)
     for n, block in enumerate(model.blocks):
@@ -207,13 +222,15 @@ def serve(model: training.CharacterModel, requests: Sequence[Request], cache: Ca
     Raises ValueError if a request can never get the room that it needs.
     """
     graph, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+    step = step_of(graph, tree, cache.attend)
     waiting = collections.deque(requests)
     slots: list[Reading | None] = [None] * len(cache.page_table)
     answers: dict[int, list[int]] = {}
     while waiting or any(slots):
         _admit(waiting, slots, cache)
         batch = _batch(slots, cache.page_table)
-        cache.stores, written = step(state, cache.stores, batch, graph=graph, attend=cache.attend)
+        cache.stores, written = step(leaves, cache.stores, batch)
         for slot, character in enumerate(np.asarray(written)):
             reading = slots[slot]
             if reading is None:

@@ -39,7 +39,8 @@ def ptx(config):
     return compile_kernel(config).ptx
 
 
-def schedule(config, q_offsets, kv_offsets, q_len, kv_len, lengths=None):
+def written(config, q_offsets, kv_offsets, q_len, kv_len, lengths=None):
+    """The head of the list, and all that has room behind it."""
     q_offsets, kv_offsets = (np.array(each, np.int32) for each in (q_offsets, kv_offsets))
     batch, sequences = q_offsets.shape[0], q_offsets.shape[1] - 1
     rows = q_len if config.side == "q" else kv_len
@@ -50,8 +51,13 @@ def schedule(config, q_offsets, kv_offsets, q_len, kv_len, lengths=None):
     scalars = [np.int32(x).tobytes() for x in (q_len, kv_len, sequences, batch, 1)]
     params = (*(Buffer(a) for a in (*arrays, table)), *scalars)
     run(ptx(config), Launch(grid=(1, 1, 1), block=config.threads, smem_bytes=config.smem_bytes, params=params))
-    count = table[0, 0] if config.order != "slots" else len(table) - 1
-    return [PackedTile(*(int(x) for x in row)) for row in table[1 : count + 1]]
+    return table[0], table[1:]
+
+
+def schedule(config, *call, **lengths):
+    head, table = written(config, *call, **lengths)
+    count = head[0] if config.order != "slots" else len(table)
+    return [PackedTile(*(int(x) for x in row)) for row in table[:count]]
 
 
 def rows_of(tile):
@@ -90,6 +96,14 @@ def test_a_tile_knows_its_sequence():
         assert t.other_begin == kv_starts[number]
         assert t.other_length == (kv_starts[number + 1] - kv_starts[number] if is_one else 0)
         assert t.other_slot == kv_starts[number] // 32 + number
+
+
+@pytest.mark.parametrize("config", [QUERIES, KEYS], ids=lambda c: c.order)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_list_tells_what_one_of_its_sequences_sees_at_most(config, call):
+    (_, longest, tickets, *_), _ = written(config, *CALLS[call])
+    assert longest == max(tile.other_length for tile in schedule(config, *CALLS[call]))
+    assert tickets == 0
 
 
 def test_tiles_that_see_more_come_first():

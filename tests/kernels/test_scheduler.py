@@ -1,11 +1,14 @@
 """Tile orders and walks over them: each tile once, in the order that was promised, in equal shares."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
 from jax_fa4.kernels.core import scheduler
-from jax_fa4.kernels.core.scheduler import Grid, SingleTile, Tile, TileOrder, Walk
+from jax_fa4.kernels.core.scheduler import Grid, Queue, SingleTile, Tile, TileOrder, Walk
 
 TILE_M, STEP = 128, 64
 GRIDS = [
@@ -164,3 +167,18 @@ def test_walks_over_causal_tiles_are_equally_long(kv_len):
     ctas = 132
     keys = [sum(tiles[index].end_row for index in walk(cta, ctas, len(tiles))) for cta in range(ctas)]
     assert max(keys) <= 1.04 * sum(keys) / ctas
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 40])
+@pytest.mark.parametrize("ctas", [1, 2, 6, 40])
+def test_ctas_of_a_queue_take_every_index_once_whoever_is_fast(ctas, count):
+    """A CTA begins where a walk does, and takes its ticket a tile ahead."""
+    queues, tickets, taken = {cta: Queue.first(cta, ctas) for cta in range(ctas)}, itertools.count(), []
+    random = np.random.default_rng(count)
+    while queues:
+        cta = random.choice(list(queues))
+        queue = queues.pop(cta)
+        if queue.tile_index < count:
+            taken.append(queue.tile_index)
+            queues[cta] = queue.next(next(tickets), ctas)
+    assert sorted(taken) == list(range(count))
