@@ -13,6 +13,8 @@ __all__ = ["Grid", "QueryTile", "Queue", "SingleTile", "Tile", "TileOrder", "Wal
 
 L2_BUDGET = 50 * 1024 * 1024  # bytes of K and V that stay in the L2 of an H200 (50 MB) while their tiles run
 WALK_BUDGET = 24 * 1024 * 1024  # likewise, beside the Q and O of CTAs that walk
+TICKET_ROUNDS = 3  # of walking CTAs in a section from which tickets serve them better, however long tiles are
+TICKET_KEYS = 1024  # of the longest sequence up to which they do anyway
 
 
 class Grid(NamedTuple):
@@ -69,22 +71,27 @@ class Walk(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """One CTA's way through the order where it takes what nobody has, as it gets there: two tiles ahead.
+    """One CTA's way through the order where it may take what nobody has, as it gets there: two tiles ahead.
 
     Its first two tiles are those of a `Walk`; behind them it has tickets, which say how many others have been taken.
     """
 
     tile_index: Index
-    following: Index
+    following: Walk
 
     @classmethod
     def first(cls, cta: Index, ctas: Index) -> "Queue":
         """Where CTA `cta` of `ctas` starts."""
-        return cls(cta, 2 * ctas - 1 - cta)
+        return cls(cta, Walk.first(cta, ctas).next(ctas))
 
     def next(self, ticket: Index, ctas: Index) -> "Queue":
-        """Behind the first tile, with a ticket for the tile after the following one."""
-        return Queue(self.following, 2 * ctas + ticket)
+        """Behind the first tile, with a ticket for the tile after the following one, or -1 to walk on."""
+        walk = self.following.next(ctas)
+        taken = cutlass.min(ticket + 1, 1)  # 0 if there is no ticket
+        return Queue(
+            self.following.tile_index,
+            walk._replace(tile_index=walk.tile_index + taken * (2 * ctas + ticket - walk.tile_index)),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +138,19 @@ class TileOrder:
         whole = grid._replace(kv_len=grid.kv_len * grid.batch, batch=1)
         block, head = self._in_sections(index, count, group, whole, ctas)
         return count - 1 - block, head, divide(head, group)
+
+    def wants_tickets(self, count: Index, longest: Index, grid: Grid, ctas: Index) -> Index:
+        """1 where walking CTAs had better take the tiles of a list as they get to them, else 0.
+
+        They do so two tiles ahead. Where a section has two tiles for each, that is too early: whoever starts first with
+        the longest takes the longest of those that are left. Keys of the `longest` sequence tell how much that may be.
+        """
+        group = divide(grid.q_heads, grid.kv_heads)
+        whole = grid._replace(kv_len=grid.kv_len * grid.batch, batch=1)
+        tiles = self._section_heads(count * group, whole, ctas) * group * count
+        are_many = cutlass.min(divide(tiles, TICKET_ROUNDS * ctas), 1)
+        are_short = cutlass.min(divide(TICKET_KEYS, cutlass.max(longest, 1)), 1)
+        return cutlass.max(are_many, are_short)
 
     def _in_sections(
         self, index: Index, m_blocks: Index, group: Index, grid: Grid, ctas: Index | None

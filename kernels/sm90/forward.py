@@ -35,7 +35,7 @@ Which tile it is takes divisions to find. The load warp does them, far ahead, an
 signals q.full: of a tile two ahead with two Q stages, one ahead with one, while the consumers still read of theirs.
 Consumers that a config doesn't let be told find it themselves: their loop's instructions come out in another order.
 Tiles of packed sequences differ most in work, and so do equal shares of them: there the load warp takes a ticket for
-the tile after the next, and says of each which one follows it.
+the tile after the next, unless it walks to it, and says of each which one follows.
 
 Head dims that 16 doesn't divide are padded in shared memory: the copies fill in zeros there, and drop them from O.
 
@@ -94,7 +94,7 @@ from ..core import mask, ptx
 from ..core.barriers import Edge, NamedBarrierId, make_pipelines
 from ..core.bounds import Bounds, Visit
 from ..core.inputs import BOTH_SIGNS, Features, Inputs, Logits, Window
-from ..core.packed import PackedTile, read_count, read_tile, take_ticket
+from ..core.packed import PackedTile, read_count, read_longest, read_tile, take_ticket
 from ..core.rows import GlobalRows
 from ..core.scheduler import Grid, QueryTile, Queue, TileOrder, Walk
 from ..core.seqlen import Sequence
@@ -359,15 +359,16 @@ class ForwardSm90:
             pipes = self.load_first(maps, smem, pipes, call, work, place)
             self.load_others(maps, smem, pipes, call, work)
         elif cutlass.const_expr(self.config.takes_tiles):
-            queue = Queue.first(walk.tile_index, call.ctas)
+            schedule, queue = call.results.schedule, Queue.first(walk.tile_index, call.ctas)
+            with_tickets = self.order.wants_tickets(call.listed, read_longest(schedule), call.grid, call.ctas)
             while queue.tile_index < call.tiles:
-                work = self.visit(call, tile)
-                pipes = self.load_first(maps, smem, pipes, call, work, place, queue.following)
+                work, following = self.visit(call, tile), queue.following.tile_index
+                pipes = self.load_first(maps, smem, pipes, call, work, place, following)
                 place = (place + 1) % self.config.tile_places
-                ticket = Int32(0)
-                if cute.arch.lane_idx() == 0:
-                    ticket = take_ticket(call.results.schedule)  # comes back beside the copies
-                tile = self.find(call, cutlass.min(queue.following, call.tiles - 1))
+                ticket = Int32(-1)
+                if (cute.arch.lane_idx() == 0) & (with_tickets > 0):
+                    ticket = take_ticket(schedule)  # comes back beside the copies
+                tile = self.find(call, cutlass.min(following, call.tiles - 1))
                 pipes = self.load_others(maps, smem, pipes, call, work)
                 queue = queue.next(cute.arch.shuffle_sync(ticket, 0), call.ctas)
         else:

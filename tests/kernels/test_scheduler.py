@@ -172,7 +172,7 @@ def test_walks_over_causal_tiles_are_equally_long(kv_len):
 @pytest.mark.parametrize("count", [1, 5, 12, 40])
 @pytest.mark.parametrize("ctas", [1, 2, 6, 40])
 def test_ctas_of_a_queue_take_every_index_once_whoever_is_fast(ctas, count):
-    """A CTA begins where a walk does, and takes its ticket a tile ahead."""
+    """A CTA begins where a walk does, and takes its tickets two tiles ahead."""
     queues, tickets, taken = {cta: Queue.first(cta, ctas) for cta in range(ctas)}, itertools.count(), []
     random = np.random.default_rng(count)
     while queues:
@@ -182,3 +182,20 @@ def test_ctas_of_a_queue_take_every_index_once_whoever_is_fast(ctas, count):
             taken.append(queue.tile_index)
             queues[cta] = queue.next(next(tickets), ctas)
     assert sorted(taken) == list(range(count))
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 6, 40])
+def test_a_queue_without_tickets_is_a_walk(ctas):
+    for cta in range(ctas):
+        queue, taken = Queue.first(cta, ctas), []
+        while queue.tile_index < 40:
+            taken.append(queue.tile_index)
+            queue = queue.next(-1, ctas)
+        assert taken == walk(cta, ctas, 40)
+
+
+@pytest.mark.parametrize(("count", "longest", "wanted"), [(128, 16384, 0), (128, 1024, 1), (250, 16384, 1)])
+def test_tickets_are_for_sections_of_many_tiles_or_short_sequences(count, longest, wanted):
+    """Of 132 CTAs each has about two of the 128 tiles of two heads, which fit in L2."""
+    grid = Grid(q_len=16384, kv_len=16384, q_heads=16, kv_heads=16, batch=1)
+    assert order_of(longest_first=True, partial_first=True).wants_tickets(count, longest, grid, 132) == wanted
