@@ -152,9 +152,10 @@ def train(
     model = CharacterModel(shape, dtype, nnx.Rngs(0))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, max(1, steps // 20), steps)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
+    train_one = nnx.cached_partial(train_step, model, optimizer)  # which are looked at once, not in every step
     losses = []
     for step in (bar := tqdm(range(1, steps + 1), unit="step")):
-        losses.append(float(train_step(model, optimizer, jnp.asarray(windows_of(ids, shape, rng)))))
+        losses.append(float(train_one(jnp.asarray(windows_of(ids, shape, rng)))))
         if reports and (step == 1 or step % max(1, steps // reports) == 0):
             bar.write(f"step {step:5d}  loss {np.mean(losses):.3f}")
             losses.clear()
