@@ -231,19 +231,23 @@ def serve(model: training.CharacterModel, requests: Sequence[Request], cache: Ca
         _admit(waiting, slots, cache)
         batch = _batch(slots, cache.page_table)
         cache.stores, written = step(leaves, cache.stores, batch)
-        for slot, character in enumerate(np.asarray(written)):
+        new = 0
+        for slot, (character, count) in enumerate(
+            zip(np.asarray(written).tolist(), batch.counts.tolist(), strict=True)
+        ):
             reading = slots[slot]
             if reading is None:
                 continue
-            reading.cached += int(batch.counts[slot])
+            reading.cached += count
             if reading.cached < len(reading.tokens):
                 continue  # the prompt goes on
-            reading.tokens.append(int(character))
-            bar.update()
+            reading.tokens.append(character)
+            new += 1
             if len(reading.tokens) == reading.request.length:
                 answers[reading.request.number] = reading.tokens[len(reading.request.prompt) :]
                 cache.release(slot)
                 slots[slot] = None
+        bar.update(new)
     return answers
 
 
