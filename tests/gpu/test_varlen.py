@@ -77,6 +77,13 @@ def test_each_document_attends_to_itself_alone(dims, options):
     assert_close(forward(x), x)
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("lengths", [(2500,), (700, 1, 699, 900, 200)], ids=["walking", "by tickets"])
+def test_a_cta_has_several_tiles(lengths, dims):
+    x = documents(lengths, heads=16, kv_heads=16, dims=dims, causal=True)
+    assert_close(forward(x), x)
+
+
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 def test_every_head_dim_is_as_exact_as_its_precision_allows(dims):
     x = documents((129, 0, 300, 1), dims=dims, causal=True, dtype="float16")
