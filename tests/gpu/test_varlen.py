@@ -78,7 +78,7 @@ def test_each_document_attends_to_itself_alone(dims, options):
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
-@pytest.mark.parametrize("lengths", [(2500,), (700, 1, 699, 900, 200)], ids=["walking", "by tickets"])
+@pytest.mark.parametrize("lengths", [(1700,), (400, 1, 399, 700, 200)], ids=["walking", "by tickets"])
 def test_a_cta_has_several_tiles(lengths, dims):
     x = documents(lengths, heads=16, kv_heads=16, dims=dims, causal=True)
     assert_close(forward(x), x)
