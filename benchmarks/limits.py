@@ -1,31 +1,34 @@
 """What limits each kernel: how busy it keeps every unit of the GPU, by NVIDIA's profiler.
 
-    python benchmarks/limits.py [--cells d128,d256] [--out limits.json]
+    python benchmarks/limits.py [--cells d128,d256] [--directions forward] [--peers fa3] [--out limits.json]
 
 Needs an NVIDIA GPU, `ncu` on the path with access to the hardware counters, and cubins in the cache. A row is the
-longest kernel of a call of jax_fa4 on one of the cells of `python -m jax_fa4 bench`, run once with a cold L2: its
-part of the call's time, and how busy units were, in percent of what they can do: the tensor cores (bfloat16
-products), the unit that takes exponentials, the slots in which instructions are issued, shared memory as loads and
-stores see it, the L2 and the device memory. Beside them, from calls that follow each other for half a second: the
-clock of the SMs and the power drawn, which tell whether the card had to slow down.
+longest kernel of a call of jax_fa4, or of a peer, on one of the cells of `python -m jax_fa4 bench`, run once with a
+cold L2: its part of the call's time, and how busy units were, in percent of what they can do: the tensor cores
+(bfloat16 products), the unit that takes exponentials, the slots in which instructions are issued, shared memory as
+loads and stores see it, the L2 and the device memory; then what it took in all: clocks, instructions of warps, and
+bytes that the L2 and the device memory moved. Beside them, from calls that follow each other for a second and a half,
+the clock of the SMs and the power drawn, which tell whether the card had to slow down, and a call's time and energy,
+with what the host leaves the card waiting.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import ctypes
 import json
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-import jax
 
 from jax_fa4 import arguments
 from jax_fa4.bench import cells, peers
@@ -41,9 +44,17 @@ BUSY = {  # percent of the peak over the time that the kernel took
     "L2": "lts__t_sectors.sum.pct_of_peak_sustained_elapsed",
     "DRAM": "dram__cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
+TAKEN = {  # in all: a unit of the figure, and the metric
+    "Mclk": (1e6, "sm__cycles_elapsed.max"),
+    "Minst": (1e6, "sm__inst_executed.sum"),
+    "L2 GB": (1e9, "lts__t_bytes.sum"),
+    "DRAM GB": (1e9, "dram__bytes.sum"),
+}
 DURATION = "gpu__time_duration.sum"
-SUSTAINED_SECONDS = 0.5
-SMI = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw.instant", "--format=csv,noheader,nounits"]
+METRICS = [DURATION, *BUSY.values(), *(metric for _, metric in TAKEN.values())]
+WARM_SECONDS, SUSTAINED_SECONDS = 0.5, 1.5
+BATCH = 16  # calls in the queue while the card is read
+SM_CLOCK = 1  # of NVML's clocks
 
 
 class Launch(NamedTuple):
@@ -57,61 +68,137 @@ def main() -> None:
     """Prints a table, and writes the same figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", default="prefill,decode", help="kinds or names, with commas between")
+    parser.add_argument("--directions", default="forward,backward", help="with commas between")
+    parser.add_argument("--peers", default="", help="other implementations as `bench` names them, with commas between")
     parser.add_argument("--out", type=arguments.file_to_write, help="also write the figures to this JSON file")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one measurement, in a process of its own
     args = parser.parse_args()
-    wanted = cells.select(args.cells.split(","))
+    wanted = list(problems(args.cells.split(","), args.directions.split(","), filter(None, args.peers.split(","))))
     if args.part:
         print(json.dumps(PARTS[args.part](wanted)))
         return
-    if missing := [tool for tool in ("nvidia-smi", "ncu") if shutil.which(tool) is None]:
-        parser.error(f"needs an NVIDIA GPU, and {' and '.join(missing)} on the path")
-    again = [sys.executable, __file__, "--cells", args.cells]
+    if shutil.which("ncu") is None:
+        parser.error("needs an NVIDIA GPU, and ncu on the path")
+    again = [sys.executable, __file__, "--cells", args.cells, "--directions", args.directions, "--peers", args.peers]
     records = []
-    for name, launches, sustained in zip(names(wanted), profiled(again), in_process(again, "sustained"), strict=True):
-        records.append({**name, **summary(launches), **sustained})
+    for problem, launches, sustained in zip(wanted, profiled(again), in_process(again, "sustained"), strict=True):
+        records.append({**names(problem), **summary(launches), **sustained})
     print(table(records))
     if args.out:
         args.out.write_text(json.dumps({"environment": environment(), "kernels": records}, indent=1) + "\n")
 
 
-def names(wanted: Iterable[Cell]) -> Iterator[dict[str, str]]:
-    """Of every call, in the order in which both parts make them."""
-    for cell in wanted:
+class Problem(NamedTuple):
+    """What somebody computes."""
+
+    cell: Cell
+    direction: Direction
+    peer: peers.Peer
+
+
+def problems(words: Iterable[str], directions: Sequence[str], others: Iterable[str]) -> Iterator[Problem]:
+    """In the order in which both parts run them: peers take turns at a direction of a cell."""
+    shown = [peers.PEERS[name] for name in (peers.OURS, *others)]
+    for cell in cells.select(words):
         for direction in cell.directions:
-            yield {"cell": str(cell), "direction": direction}
+            if direction in directions:
+                yield from (Problem(cell, direction, peer) for peer in shown)
 
 
-def calls(wanted: Iterable[Cell]) -> Iterator[tuple[Direction, peers.Calls]]:
+def names(problem: Problem) -> dict[str, str]:
+    """What a record says of it."""
+    return {"cell": str(problem.cell), "direction": problem.direction, "peer": problem.peer.name}
+
+
+def calls(wanted: Iterable[Problem]) -> Iterator[tuple[Direction, peers.Calls]]:
     """Compiled, and run once."""
-    for cell in wanted:
-        found = peers.PEERS[peers.OURS].calls(cell, random_operands(cell))
-        for direction in cell.directions:
-            yield direction, found
+    for cell, direction, peer in wanted:
+        yield direction, peer.calls(cell, random_operands(cell), [direction])
 
 
-def counted(wanted: Iterable[Cell]) -> None:
+def counted(wanted: Iterable[Problem]) -> None:
     """Runs each call behind a flush of the L2, by which the profiler's rows are told apart."""
     for direction, found in calls(wanted):
-        found.flush()
-        found.wait(found.run[direction]())
-        found.wait(found.flush())
+        with profiler():
+            found.flush()
+            found.wait(found.run[direction]())
+            found.wait(found.flush())
 
 
-def sustained(wanted: Iterable[Cell]) -> list[dict[str, float]]:
-    """Clock in GHz and power in W while calls follow each other."""
+@contextlib.contextmanager
+def profiler() -> Iterator[None]:
+    """What runs within is profiled."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuProfilerStart()
+    yield
+    driver.cuProfilerStop()
+
+
+class Card:
+    """The first GPU, as NVIDIA's management library sees it."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library.nvmlInit_v2()
+        self._handle = ctypes.c_void_p()
+        self._library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._handle))
+
+    def megahertz(self) -> int:
+        """The clock of the SMs."""
+        clock = ctypes.c_uint()
+        self._library.nvmlDeviceGetClockInfo(self._handle, SM_CLOCK, ctypes.byref(clock))
+        return clock.value
+
+    def millijoules(self) -> int:
+        """Energy since the driver was loaded."""
+        energy = ctypes.c_ulonglong()
+        self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(energy))
+        return energy.value
+
+
+class Reading(NamedTuple):
+    """Of the card and the clock on the wall, behind so many calls."""
+
+    seconds: float
+    millijoules: int
+    megahertz: int
+    calls: int
+
+
+def sustained(wanted: Iterable[Problem]) -> list[dict[str, float]]:
+    """Clock, power, time and energy of a call while calls follow each other."""
+    card = Card()
     records = []
     for direction, found in calls(wanted):
-        deadline = time.perf_counter() + SUSTAINED_SECONDS
-        while time.perf_counter() < deadline:
-            for _ in range(8):
-                result = found.run[direction]()
-            found.wait(result)
-        running = [found.run[direction]() for _ in range(64)]
-        megahertz, watts = map(float, subprocess.check_output(SMI, text=True).splitlines()[0].split(","))
-        jax.block_until_ready(running)
-        records.append({"GHz": round(megahertz / 1e3, 2), "W": round(watts)})
+        readings = read_meanwhile(card, found, direction)
+        first, last = readings[0], readings[-1]
+        seconds, joules = last.seconds - first.seconds, (last.millijoules - first.millijoules) / 1e3
+        count = last.calls - first.calls
+        records.append(
+            {
+                "GHz": round(statistics.mean(reading.megahertz for reading in readings) / 1e3, 3),
+                "W": round(joules / seconds),
+                "us": round(seconds / count * 1e6, 1),
+                "mJ": round(joules / count * 1e3, 1),
+            }
+        )
     return records
+
+
+def read_meanwhile(card: Card, found: peers.Calls, direction: Direction) -> list[Reading]:
+    """Readings once the card is warm, as often as it measures its energy."""
+    start, count = time.perf_counter(), 0
+    readings: list[Reading] = []
+    previous = found.run[direction]()
+    while (passed := time.perf_counter() - start) < WARM_SECONDS + SUSTAINED_SECONDS or len(readings) < 2:
+        results = [found.run[direction]() for _ in range(BATCH)]
+        found.wait(previous)  # some are always in the queue
+        previous, count = results[-1], count + len(results)
+        energy = card.millijoules()
+        if passed > WARM_SECONDS and (not readings or energy != readings[-1].millijoules):
+            readings.append(Reading(time.perf_counter(), energy, card.megahertz(), count))
+    found.wait(previous)
+    return readings[1:] if len(readings) > 2 else readings  # the first was not taken when the energy was
 
 
 PARTS = {"counted": counted, "sustained": sustained}
@@ -128,8 +215,7 @@ def profiled(command: Sequence[str]) -> Iterator[list[Launch]]:
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "kernels.csv")
         ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
-        ncu += ["--clock-control", "none", "--kernel-name", f"regex:{peers.OURS}|{peers.JAX_FLUSH}"]
-        ncu += ["--metrics", ",".join([DURATION, *BUSY.values()])]
+        ncu += ["--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)]
         # kernels one by one: the profiler would see a captured graph as a whole
         environ = {**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="}
         subprocess.run([*ncu, *command, "--part", "counted"], env=environ, check=True, stdout=subprocess.DEVNULL)
@@ -138,17 +224,16 @@ def profiled(command: Sequence[str]) -> Iterator[list[Launch]]:
 
 def launches(text: str) -> list[Launch]:
     """Rows of the profiler's table, which stands behind what it says of itself; a row of units follows its head."""
-    lines = [line for line in text.splitlines() if not line.startswith("==")]
+    lines = [line for line in text.splitlines() if line and not line.startswith("==")]
     rows = list(csv.DictReader(lines))[1:]
-    wanted = [DURATION, *BUSY.values()]
-    return [Launch(row["Kernel Name"], {name: float(row[name].replace(",", "")) for name in wanted}) for row in rows]
+    return [Launch(row["Kernel Name"], {name: float(row[name].replace(",", "")) for name in METRICS}) for row in rows]
 
 
 def between_flushes(found: Iterable[Launch]) -> Iterator[list[Launch]]:
     """Every call stands between two flushes; what stands elsewhere only made it ready."""
     inside: list[Launch] | None = None
     for launch in found:
-        if peers.JAX_FLUSH not in launch.kernel:
+        if not any(flush in launch.kernel for flush in (peers.JAX_FLUSH, peers.TORCH_FLUSH)):
             if inside is not None:
                 inside.append(launch)
         elif inside:
@@ -163,17 +248,18 @@ def summary(found: Sequence[Launch]) -> dict[str, Any]:
     longest = max(found, key=lambda launch: launch.metrics[DURATION])
     total = sum(launch.metrics[DURATION] for launch in found)
     busy = {unit: round(longest.metrics[metric], 1) for unit, metric in BUSY.items()}
-    return {"kernel": longest.kernel, "part": round(longest.metrics[DURATION] / total, 3), **busy}
+    taken = {name: round(longest.metrics[metric] / unit, 3) for name, (unit, metric) in TAKEN.items()}
+    return {"kernel": longest.kernel, "part": round(longest.metrics[DURATION] / total, 3), **busy, **taken}
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
     """A row a call."""
-    columns = ["part", *BUSY, "GHz", "W"]
-    width = max(len(record["cell"]) for record in records)
-    lines = [f"{'':{width}}  {'':8}" + "".join(f"{name:>8}" for name in columns)]
-    for record in records:
-        values = "".join(f"{record[name]:>8}" for name in columns)
-        lines.append(f"{record['cell']:{width}}  {record['direction']:8}{values}")
+    columns = ["part", *BUSY, *TAKEN, "GHz", "W", "us", "mJ"]
+    labels = [f"{record['cell']}, {record['direction']}, {record['peer']}" for record in records]
+    width = max(map(len, labels))
+    lines = [f"{'':{width}}" + "".join(f"{name:>9}" for name in columns)]
+    for label, record in zip(labels, records, strict=True):
+        lines.append(f"{label:{width}}" + "".join(f"{record[name]:>9}" for name in columns))
     return "\n".join(lines)
 
 

@@ -68,16 +68,22 @@ class Cell:
 def select(words: Iterable[str]) -> tuple[Cell, ...]:
     """The cells of the grid whose kind or name is one of the words, all if there is none; `smoke` is the small one.
 
+    A word may also be all that is printed of a cell.
+
     Raises ValueError for a word that no cell answers to.
     """
     words = tuple(words)
     known = {word for cell in (*GRID, SMOKE) for word in (cell.kind, cell.name)}
     for word in words:
-        if word not in known:
+        if word not in known and word not in map(str, GRID):
             raise ValueError(f"no cell is called {word!r} (there are {', '.join(sorted(known))})")
     if not words:
         return GRID
-    return tuple(cell for cell in (*GRID, SMOKE) if cell.name in words or (cell.kind in words and cell != SMOKE))
+    return tuple(
+        cell
+        for cell in (*GRID, SMOKE)
+        if cell.name in words or str(cell) in words or (cell.kind in words and cell != SMOKE)
+    )
 
 
 def _visible_pairs(q_len: int, kv_len: int, causal: bool, window: Window) -> int:

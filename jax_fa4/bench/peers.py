@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -56,8 +56,11 @@ class Peer(Protocol):
     def version(self) -> str:
         """Of its package."""
 
-    def calls(self, cell: Cell, x: Operands) -> Calls:
-        """Compiles what the cell needs and runs it once. Raises whatever the peer raises at a cell that it refuses."""
+    def calls(self, cell: Cell, x: Operands, directions: Collection[Direction] | None = None) -> Calls:
+        """Compiles what the cell needs, or only some directions, and runs it once.
+
+        Raises whatever the peer raises at a cell that it refuses.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,14 @@ class JaxPeer:
         """Of its package."""
         return _version(self.package)
 
-    def calls(self, cell: Cell, x: Operands) -> Calls:
+    def calls(self, cell: Cell, x: Operands, directions: Collection[Direction] | None = None) -> Calls:
         """Compiles the forward, the forward that keeps what a backward needs, and the backward."""
         attend = self.attend(cell, x)
         forward = jax.jit(attend)
         run: dict[Direction, Call] = {"forward": lambda: forward(x.q, x.k, x.v)}
         seen: dict[Direction, np.ndarray] = {"forward": _seen(np.asarray(forward(x.q, x.k, x.v)))}
         refused: dict[Direction, str] = {}
-        if "backward" in cell.directions:
+        if "backward" in (directions or cell.directions):
             try:
                 run["backward"] = backward = _backward(attend, x)
                 seen["backward"] = _seen(*map(np.asarray, backward()))
@@ -195,7 +198,7 @@ class TorchPeer:
         """Of its package."""
         return _version(self.package)
 
-    def calls(self, cell: Cell, x: Operands) -> Calls:
+    def calls(self, cell: Cell, x: Operands, directions: Collection[Direction] | None = None) -> Calls:
         """Runs eagerly; the gradient's graph is kept from call to call."""
         import torch
 
@@ -206,7 +209,7 @@ class TorchPeer:
         run: dict[Direction, Call] = {"forward": lambda: attend(q, k, v)}
         seen: dict[Direction, np.ndarray] = {"forward": _flat(attend(q, k, v))}
         refused: dict[Direction, str] = {}
-        if "backward" in cell.directions:
+        if "backward" in (directions or cell.directions):
             try:
                 leaves = [array.detach().requires_grad_() for array in (q, k, v)]
                 result = attend(*leaves)
