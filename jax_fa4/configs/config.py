@@ -115,6 +115,8 @@ class KernelConfig(BlockConfig):
     `exp2_period`: of so many weights of a row that a thread has, a polynomial computes one, or of 0 none (both in
     core/softmax.py). A consumer holds Q of the first `q_register_steps` steps of 16 columns in registers, so that
     products read less of shared memory. `tells_tiles`: the load warp finds which tile is next for the consumers, too.
+    `scales_late`: a consumer scales O for new maxima beside the products of the next S, not before them.
+    `trusts_maxima`: where nothing hides a key of a block, softmax doesn't ask whether a row has one.
     The flags say what a call has beside q, k and v. Raises ValueError where shared memory, registers or an instruction
     forbid it.
     """
@@ -127,6 +129,8 @@ class KernelConfig(BlockConfig):
     exp2_period: int = 0
     q_register_steps: int = 0
     tells_tiles: bool = True
+    scales_late: bool = False
+    trusts_maxima: bool = False
     has_segments: bool = False
     has_mask: bool = False
     has_softcap: bool = False

@@ -28,6 +28,8 @@ class Row:
     exp2_period: int = 0
     q_register_steps: int = 0
     tells_tiles: bool = True
+    scales_late: bool = False
+    trusts_maxima: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class BackwardRow:
 #   causal 1.03; (192, 128) 4k 1.09; causal 1.09, 16k 1.04
 #   d96: 192x96 against 128x128 1.07, 1.08, causal 1.06, 1.08; 128x144 0.97, 192x80 less than 192x96
 #   d128 with one Q stage and rows stored from registers, 2 or 3 KV stages: 0.88 at 512, 0.96 at 2k, 1.00 from 8k on
+#   d256, against rows that are not staggered, scaled before the next S and the last of O behind the next Q: full 1.03,
+#   1.04, 1.05; causal 1.03, 1.03, 1.05; scaled late, d128 0.98, d192 1.00, (192, 128) 0.99
+#   maxima trusted: d128 with a window 1.02; causal 0.99, full 0.96; d256 1.00, d64 1.00 to 1.01, d96, d192 causal 0.99
 # No gain: K and V for a cluster of two by multicast, d128 and d256 full 1.00 (0.7 if consumers release them with the
 # scope of the cluster, causal too); a third stage of K or V, d128 0.94 to 1.06, in the mean 1.00, d64 0.94 to 1.00;
 # 192x80, d128 0.84 to 1.01; O scaled only where a maximum grew, causal 0.91 to 1.01; 2^x by polynomial for 1/8 of the
@@ -67,11 +72,14 @@ FORWARD = {
     ),
     (192, 128): Row(tile_m=128, tile_n=128, kv_stages=2, persistent=True, staggered=True),
     (192, 192): Row(tile_m=128, tile_n=112, kv_stages=2, persistent=True, staggered=True),
-    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, persistent=True),
+    (256, 256): Row(tile_m=128, tile_n=80, kv_stages=2, persistent=True, staggered=True, scales_late=True),
 }
 EDGES = FORWARD | {  # a causal mask, a window
     (64, 64): Row(tile_m=192, tile_n=128, kv_stages=2, q_stages=2, persistent=True),
     (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True),
+}
+WINDOW = EDGES | {  # with a left edge
+    (128, 128): Row(tile_m=128, tile_n=128, kv_stages=2, q_stages=2, persistent=True, trusts_maxima=True),
 }
 # Rows that keep features from spilling: what they need of a thread's registers, its accumulators must leave.
 WIDE = {
@@ -140,7 +148,7 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
 def _row(spec: AttentionSpec) -> Row | None:
     mask = spec.mask
     has_lengths = mask.has_kv_lengths or mask.has_cu_seqlens
-    table = EDGES if mask.has_left or mask.has_right else FORWARD
+    table = WINDOW if mask.has_left else EDGES if mask.has_right else FORWARD
     if has_lengths:
         table = PACKED if mask.has_cu_seqlens and not (mask.has_left and mask.has_right) else LENGTHS
     if mask.has_segments:

@@ -104,7 +104,8 @@ class TileOrder:
     never jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
 
     `ctas`, where they walk: a section is about what all of them go through in whole rounds, up and down, since parts of
-    a round are unequal: one round at least, even where that is more than fits. Heads that are left join the last.
+    a round are unequal: one round at least, even where that is more than fits. Heads that are left join the last: few,
+    unless tiles are listed, since sections are as large then as makes them about equal. A larger one may not fit.
 
     `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
     """
@@ -127,7 +128,11 @@ class TileOrder:
             head, m_block = divide_with_rest(index, m_blocks)
             return self._at(m_block, head, group, grid)
 
-        return self._at(*self._in_sections(index, m_blocks, group, grid, ctas), group, grid)
+        heads = self._section_heads(m_blocks * group, grid, ctas)
+        if ctas is not None:
+            every = grid.kv_heads * grid.batch
+            heads = divide(every, cutlass.max(divide(every + heads // 2, heads), 1))
+        return self._at(*self._in_sections(index, m_blocks, group, grid, heads), group, grid)
 
     def listed(self, index: Index, count: Index, grid: Grid, ctas: Index | None = None) -> tuple[Index, Index, Index]:
         """(position, q_head, kv_head) of the tile at `index`, where a list has `count` tiles of each head.
@@ -136,7 +141,8 @@ class TileOrder:
         """
         group = divide(grid.q_heads, grid.kv_heads)
         whole = grid._replace(kv_len=grid.kv_len * grid.batch, batch=1)
-        block, head = self._in_sections(index, count, group, whole, ctas)
+        heads = self._section_heads(count * group, whole, ctas)
+        block, head = self._in_sections(index, count, group, whole, heads)
         return count - 1 - block, head, divide(head, group)
 
     def wants_tickets(self, count: Index, longest: Index, grid: Grid, ctas: Index) -> Index:
@@ -153,10 +159,9 @@ class TileOrder:
         return cutlass.max(are_many, are_short)
 
     def _in_sections(
-        self, index: Index, m_blocks: Index, group: Index, grid: Grid, ctas: Index | None
+        self, index: Index, m_blocks: Index, group: Index, grid: Grid, section_heads: Index
     ) -> tuple[Index, Index]:
         """Block and query head, counted over all batch entries, at `index`; the last blocks are the longest."""
-        section_heads = self._section_heads(m_blocks * group, grid, ctas)
         kv_heads, section_tiles = grid.kv_heads * grid.batch, section_heads * group * m_blocks
         last = divide(kv_heads, section_heads) - 1
         section = cutlass.min(divide(index, section_tiles), last)

@@ -51,7 +51,9 @@ class Softmax(NamedTuple):
         self.row_max_log2.fill(-Float32.inf)
         self.row_sum.fill(0.0)
 
-    def update(self, scores: cute.Tensor, *, staggered: bool = False, exp2_period: int = 0) -> cute.Tensor:
+    def update(
+        self, scores: cute.Tensor, *, staggered: bool = False, exp2_period: int = 0, may_be_empty: bool = True
+    ) -> cute.Tensor:
         """Turns scores [rows, columns] of a block into weights p in place.
 
         Returns [rows] float32: the factor that earlier weights, summed or multiplied with V, must be scaled by.
@@ -61,6 +63,8 @@ class Softmax(NamedTuple):
         maxima that begin with what only the row before can tell.
 
         `exp2_period`: of so many weights of a row, the last is computed by a polynomial instead of that unit; 0: none.
+
+        `may_be_empty`: a row may have seen no key yet. Else a step fewer stands between its maximum and its weights.
         """
         rows, columns = scores.shape
         rescale = cute.make_rmem_tensor(cute.size(rows), Float32)
@@ -71,7 +75,9 @@ class Softmax(NamedTuple):
             row_max = before = _staggered_max(row, before, weights) if staggered else _chain(row)
             row_max = cute.arch.warp_reduction_max(row_max, threads_in_group=ROW_THREADS)
             row_max_log2 = cute.arch.fmax(self.row_max_log2[r], row_max * self.scale_log2)
-            base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
+            base = row_max_log2
+            if may_be_empty:
+                base = Float32(cutlass.select_(row_max_log2 == -Float32.inf, Float32(0.0), row_max_log2))
             rescale[r] = cute.math.exp2(self.row_max_log2[r] - base, fastmath=True)
             weights, row_sum = [], self.row_sum[r] * rescale[r]
             for c, score in enumerate(row):

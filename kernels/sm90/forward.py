@@ -20,7 +20,8 @@
     wg 1        | softmax n    | issues       | softmax n-1  |
 
 Within a warpgroup S(n-1) = Q K(n-1)^T and O += P(n) V(n) are issued together, and the softmax of S(n-1) runs while the
-second of them still does. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
+second of them still does. O is scaled for a new maximum as soon as it is complete, or, with wide values, beside the
+products of the next S. Key blocks are visited downwards: the masked right edge first, the masked left edge last.
 
 A persistent CTA walks over tiles (core/scheduler.py). The load warp runs ahead into the next tile as far as slots are
 free; slot (tile * warpgroups + wg) mod q_slots holds Q of warpgroup wg. A consumer issues the last O += P V of a tile
@@ -197,6 +198,7 @@ class Fragments(NamedTuple):
     scores: cute.Tensor  # accumulator, float32
     weights: cute.Tensor  # A operand, 16 bit
     out: cute.Tensor  # accumulator, float32
+    owed: cute.Tensor  # [2] float32: what rows of O have yet to be scaled by, where a config scales late
     softmax: Softmax
 
 
@@ -509,6 +511,7 @@ class ForwardSm90:
             scores=cute.make_rmem_tensor(scores_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             out=cute.make_rmem_tensor(out_shape, Float32),
+            owed=cute.make_rmem_tensor(2, Float32),
             softmax=Softmax.start(2, scale),
         )
 
@@ -625,6 +628,7 @@ class ForwardSm90:
     ) -> None:
         """The weights of a tile's first block, which any edge of the mask may cut. Waits: v.full, clear."""
         fragments.out.fill(0.0)
+        fragments.owed.fill(1.0)
         fragments.softmax.restart()
         view, first = self.view(call, work, wg), work.visit.first
         self.weigh(fragments, call, view, first, right=True, left=self.config.has_left, ragged=True)
@@ -636,10 +640,16 @@ class ForwardSm90:
     def middle_steps(self, fragments: Fragments, pipes: Consumers, call: Call, work: Work, wg: Int32) -> Consumers:
         """All blocks of a tile but the first."""
         view, last = self.view(call, work, wg), work.visit.first - (work.visit.num_n_blocks - 1)
+        q_slot = pipes.q.current_handle().index
+        if cutlass.const_expr(self.config.q_stages > 1):
+            # else the assembler moves every descriptor of Q from a thread's registers to the warp's, in each step anew
+            q_slot = cute.arch.make_warp_uniform(q_slot)
         for span in work.visit.spans:
             in_span = view._replace(features=view.features.in_span(span))
             for i in cutlass.range(span.num_n_blocks, unroll=1):
-                pipes = self.step(fragments, pipes, call, in_span, wg, span.first - i, last, span.right, span.left)
+                pipes = self.step(
+                    fragments, pipes, call, in_span, q_slot, wg, span.first - i, last, span.right, span.left
+                )
         return pipes
 
     @cute.jit
@@ -649,6 +659,7 @@ class ForwardSm90:
         pipes: Consumers,
         call: Call,
         view: View,
+        q_slot: Int32,
         wg: Int32,
         n_block: Int32,
         last: Int32,
@@ -656,10 +667,10 @@ class ForwardSm90:
         left: cutlass.Constexpr,
     ) -> Consumers:
         """S(n) = Q K(n)^T beside O += P(n+1) V(n+1), then the weights of block n."""
-        q_slot = pipes.q.current_handle().index
         k = pipes.k.wait_and_advance()  # K(n) has landed
         self.take_turn(wg)  # the other warpgroups have issued theirs and gone into softmax
         self.issue_scores(fragments, q_slot, k.index)
+        self.scale_late(fragments)
         v = pipes.v.wait_and_advance()  # V(n+1) has landed
         self.issue_out(fragments, v.index)
         self.pass_turn(wg)
@@ -675,9 +686,17 @@ class ForwardSm90:
         self.release_q(pipes, n_block == last)
         warpgroup.wait_group(0)  # O is complete up to block n+1, and nothing reads P any more
         v.release()
-        mma.scale_rows(fragments.out, rescale)
+        if cutlass.const_expr(self.config.scales_late):
+            fragments.owed.store(rescale.load())
+        else:
+            mma.scale_rows(fragments.out, rescale)
         mma.pack(self.dtype, fragments.scores, fragments.weights)
         return pipes
+
+    def scale_late(self, fragments: Fragments) -> None:
+        """Scales O as the weights of the block before asked for. A warpgroup's S is being computed meanwhile."""
+        if self.config.scales_late:
+            mma.scale_rows(fragments.out, fragments.owed)
 
     @cute.jit
     def turn_over(
@@ -695,11 +714,19 @@ class ForwardSm90:
         """O += P V of a tile's last block beside S of the next one's first block: ends one, starts another."""
         done = pipes.q.current_handle()
         pipes.q.advance(self.config.warpgroups)
-        q_slot = self.wait_for_q(smem, fragments, pipes, call.logits, wg)
-        v = pipes.v.wait_and_advance()
-        k = pipes.k.wait_and_advance()
-        self.take_turn(wg)
-        self.issue_out(fragments, v.index)
+        self.scale_late(fragments)
+        if cutlass.const_expr(self.config.q_stages == 1):  # the next Q is on its way: O doesn't wait for it
+            v = pipes.v.wait_and_advance()
+            self.take_turn(wg)
+            self.issue_out(fragments, v.index)
+            q_slot = self.wait_for_q(smem, fragments, pipes, call.logits, wg)
+            k = pipes.k.wait_and_advance()
+        else:
+            q_slot = self.wait_for_q(smem, fragments, pipes, call.logits, wg)
+            v = pipes.v.wait_and_advance()
+            k = pipes.k.wait_and_advance()
+            self.take_turn(wg)
+            self.issue_out(fragments, v.index)
         self.issue_scores(fragments, q_slot, k.index)
         self.pass_turn(wg)
         warpgroup.wait_group(1)  # O is complete; S of the next tile may still run
@@ -730,6 +757,7 @@ class ForwardSm90:
     ) -> Consumers:
         """O += P V of the last tile's last block."""
         v = pipes.v.wait_and_advance()
+        self.scale_late(fragments)
         self.issue_out(fragments, v.index)
         warpgroup.wait_group(0)
         v.release()
@@ -793,8 +821,16 @@ class ForwardSm90:
             left=left,
             ragged=ragged,
         )
-        config = self.config
-        return fragments.softmax.update(scores, staggered=config.staggered, exp2_period=config.exp2_period)
+        config, features = self.config, view.features
+        hides = (
+            right or left or ragged or any(part is not None for part in (features.q_ids, features.mask, features.bias))
+        )
+        return fragments.softmax.update(
+            scores,
+            staggered=config.staggered,
+            exp2_period=config.exp2_period,
+            may_be_empty=hides or not config.trusts_maxima,
+        )
 
     @cute.jit
     def finish(

@@ -41,6 +41,7 @@ SHAPES = [
     cell(q=70, k=90, head_dim=8, causal=True),
     cell(q=70, k=90, head_dim=72, head_dim_v=104),  # Q in registers has fewer columns than its row has for it
     cell(q=330, k=200, head_dim=192, head_dim_v=128, causal=True),
+    cell(q=330, k=300, head_dim=256, causal=True),
     cell(q=20, k=130, head_dim=128, batch=(3,), q_lengths=(0, 7, 20), kv_lengths=(130, 0, 70), causal=True, q_offset=9),
     cell(q=70, k=150, softcap=3.0, sinks=True, mask="keys", group=2),
     cell(q=70, k=150, segments=3, bias="shared", kv_heads=2),
