@@ -175,7 +175,8 @@ def backward_step(config: BackwardConfig, resources: Resources, machine: Machine
     """
     m, n, d, dv = config.tile_m, config.tile_n, config.columns, config.v_columns
     dk, dv_columns, warpgroups, ctas = config.dk_columns, config.dv_columns, WARPGROUPS, config.key_ctas
-    scores = n * (d + dv) + warpgroups * m * (d + dv)  # k and v by rows; q and dout whole
+    held = MMA_COLUMNS * (config.k_register_steps + config.v_register_steps)
+    scores = n * (d + dv - held) + warpgroups * m * (d + dv)  # k and v by rows, but what is held; q and dout whole
     gradients = warpgroups * m * (dk + dv_columns)  # p and ds come from registers
     readers = 1 if config.is_wide else warpgroups * WARPGROUP_ROWS // m  # of the same rows of ds
     dq = readers * m * n + m // WARPGROUP_ROWS * n * d  # ds by rows, with all of k

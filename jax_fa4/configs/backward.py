@@ -326,20 +326,27 @@ class BackwardConfig(KeysConfig):
     """The main kernel: a CTA owns `tile_n` keys of one kv head, 64 for each of two consumer warpgroups.
 
     It walks over tiles of `tile_m` queries of all query heads that read this kv head, held in a ring of `q_stages` for
-    q and one of `dout_stages` for dout; or of some of these heads, if `splits_heads`. Raises ValueError where shared
-    memory, registers or an instruction forbid it.
+    q and one of `dout_stages` for dout; or of some of these heads, if `splits_heads`. A consumer holds k of the first
+    `k_register_steps` steps of 16 columns in registers, and v likewise, so that products of scores read less of shared
+    memory. Raises ValueError where shared memory, registers or an instruction forbid it.
     """
 
     kernel: Literal["backward"] = "backward"
     q_stages: int
     dout_stages: int
     ds_stages: int
+    k_register_steps: int = 0
+    v_register_steps: int = 0
     splits_heads: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.splits_heads and (self.is_wide or self.has_cu_seqlens):
             raise ValueError("splits_heads is for head dims up to 128 without cu_seqlens")
+        for name, steps in (("k_register_steps", self.k_steps), ("v_register_steps", self.v_steps)):
+            most = 0 if self.is_wide else steps
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}")
         if self.tile_n != WARPGROUPS * WARPGROUP_ROWS:
             raise ValueError(f"tile_n must be {WARPGROUPS * WARPGROUP_ROWS}, got {self.tile_n}")
         if self.q_stages < 2:
@@ -434,8 +441,9 @@ class BackwardConfig(KeysConfig):
 
     @property
     def accumulator_registers(self) -> int:
-        """Of a consumer thread where most are alive: dk, dv, p and dp in float32."""
-        return self._elements_a_row * WARPGROUP_ROWS // WARPGROUP
+        """Of a consumer thread where most are alive: dk, dv, p and dp in float32, and what it holds of k and v."""
+        held = (self.k_register_steps + self.v_register_steps) * MMA_COLUMNS
+        return (self._elements_a_row + held * self.element_bytes // FLOAT_BYTES) * WARPGROUP_ROWS // WARPGROUP
 
     @property
     def row_bytes(self) -> int:

@@ -41,6 +41,8 @@ class BackwardRow:
     q_stages: int
     dout_stages: int
     ds_stages: int
+    k_register_steps: int = 0
+    v_register_steps: int = 0
 
 
 # Up to (head_dim, head_dim_v); the first row that fits. Measured on an H200 against the kernels before, ratios for 1k,
@@ -114,11 +116,17 @@ DENSE_AND_SOFTCAP = {
     (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
+# K and V in registers (H200, 2026-11-30, the main kernel, at 4k and 16k; d128 at 2k, 8k, 16k): d96 six steps of K 1.06,
+# 1.05, causal 1.03, 1.04, and four of V 1.09, 1.09, causal 1.08, 1.05, or five 1.10, 1.09, 1.08, 1.06; d128, three of K,
+# for which it has registers, 1.02, 1.00, 1.00, causal 1.00; d64, all of K, 1.01, 1.02, causal, three of it, 0.99.
 # Head dims beyond 128 (H200, 2026-11-30, full at 4k and causal at 16k): a third stage of Q gives 1.35 and 1.36 at d192,
 # 1.33 and 1.43 at (192, 128); a second one of dS, with two of Q, 0.99 and 0.98, 1.00 and 0.94. At d256 dO in three
 # halves, which leaves room for a second stage of dS, gave 0.78 and 0.81.
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
+    (96, 96): BackwardRow(
+        tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2, k_register_steps=6, v_register_steps=4
+    ),
     (128, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (192, 128): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=3, ds_stages=2),
     (192, 192): BackwardRow(tile_m=64, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
@@ -140,8 +148,7 @@ def forward(spec: AttentionSpec) -> KernelConfig | None:
     row = _row(spec)
     if row is None:
         return None
-    held = min(row.q_register_steps, round_up(spec.head_dim, MMA_COLUMNS) // MMA_COLUMNS)  # Q may have fewer
-    row = dataclasses.replace(row, q_register_steps=held)
+    row = dataclasses.replace(row, q_register_steps=_held(row.q_register_steps, spec.head_dim))
     return KernelConfig(arch="sm_90a", kernel="forward", **fields_of(spec), **dataclasses.asdict(row))
 
 
@@ -169,12 +176,22 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     row = first_that_fits(BACKWARD_OF_ELEMENTS if has_elements else BACKWARD, spec)
     if row is None:
         return None
+    row = dataclasses.replace(
+        row,
+        k_register_steps=_held(row.k_register_steps, spec.head_dim),
+        v_register_steps=_held(row.v_register_steps, spec.head_dim_v),
+    )
     fields = fields_of(spec)
     del fields["has_sinks"]  # it finds them in lse
     kind = BackwardWideConfig if is_wide else BackwardConfig
     # the first tile that a tile of queries may see must visit it: where there are segments, only if all tiles do
     fields["stores_dq"] = not is_wide and (spec.deterministic or not spec.mask.has_segments)
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
+
+
+def _held(steps: int, head_dim: int) -> int:
+    """Steps of MMA_COLUMNS that registers hold, of which an array may have fewer."""
+    return min(steps, round_up(head_dim, MMA_COLUMNS) // MMA_COLUMNS)
 
 
 def all_configs() -> tuple[Config, ...]:

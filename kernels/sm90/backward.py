@@ -37,6 +37,8 @@ until it has. Query tiles are visited downwards:
 a and b are halves of the tile's queries, over which dK and dV sum: products of one run beside the computation of the
 other. dS goes to shared memory, too, before the products that read its registers are issued. A warpgroup waits for
 dQ(m+1), S(m) and dP(m) where it needs them and for dK(m) at the end of a step; dV of half b runs on beside dQ(m).
+With 64 queries S and dP read as much of shared memory as it gives in their time, half of it K and V: what of these
+registers have room for is held there.
 
 `dq_sum` holds tiles in the order of registers, see `hand_over`. Head dims are padded to D and E in shared memory: the
 copies fill in zeros there, and drop them from the results.
@@ -79,7 +81,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.pipeline import PipelineConsumer, PipelineProducer
 
 from ..core import dense, mask, ptx, softcap
@@ -173,6 +175,8 @@ class Fragments(NamedTuple):
     dq: cute.Tensor
     weights: cute.Tensor  # A operand (MMA, 1, K), 16 bit
     dscores: cute.Tensor  # likewise
+    k_start: cute.Tensor | None  # A operand: the columns of the warpgroup's K that are held in registers
+    v_start: cute.Tensor | None  # likewise
     place: mask.Place
     is_key: tuple[Int32, ...]  # all bits set for the thread's rows that lie within kv_len, else none
     features: Features
@@ -403,6 +407,7 @@ class BackwardSm90(KeysSm90):
             walk.k.wait()
             if cutlass.const_expr(self.config.has_padding):
                 self.clear_keys(smem, work)
+            self.hold(fragments.k_start, smem.k[None, None, wg])
             for _ in cutlass.range(work.heads, unroll=1):
                 walk = self.first_step(fragments, smem, walk, work, wg, visit.first)
                 for span in visit.spans:
@@ -455,10 +460,33 @@ class BackwardSm90(KeysSm90):
             dq=cute.make_rmem_tensor(queries_shape, Float32),
             weights=cute.make_rmem_tensor(weights_shape, self.dtype),
             dscores=cute.make_rmem_tensor(weights_shape, self.dtype),
+            k_start=self.held(config.k_register_steps),
+            v_start=self.held(config.v_register_steps),
             place=place,
             is_key=self.is_key(work, place),
             features=self.features(inputs, work, place),
         )
+
+    def held(self, steps: int) -> cute.Tensor | None:
+        """Registers for so many steps of a warpgroup's K or V."""
+        if not steps:
+            return None
+        rows_mma = mma.scores_mma(self.dtype, self.config.tile_m, in_registers=True)
+        return cute.make_rmem_tensor(rows_mma.partition_shape_A((WARPGROUP_ROWS, steps * mma.K_EXTENT)), self.dtype)
+
+    def hold(self, start: cute.Tensor | None, tile: cute.Tensor) -> None:
+        """Shared memory -> registers: the first columns of a warpgroup's rows of K or V."""
+        if start is None:
+            return
+        rows_mma = mma.scores_mma(self.dtype, self.config.tile_m, in_registers=True)
+        atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=False, num_matrices=4), self.dtype)
+        copy = cute.make_tiled_copy_A(atom, rows_mma)
+        part = copy.get_slice(cute.arch.thread_idx()[0] % WARPGROUP)
+        one = rows_mma.partition_shape_A((WARPGROUP_ROWS, mma.K_EXTENT))
+        for step in range(cute.size(start, mode=[2])):
+            source = cute.local_tile(tile, (WARPGROUP_ROWS, mma.K_EXTENT), (0, step))
+            target = cute.make_tensor(start[None, None, step].iterator, cute.make_layout(one))
+            cute.copy(copy, part.partition_S(source), part.retile(target))
 
     @cute.jit
     def clear_keys(self, smem: Smem, work: Work) -> None:
@@ -552,6 +580,7 @@ class BackwardSm90(KeysSm90):
         seen = self.seen(fragments, walk, work, first)
         if cutlass.const_expr(first):
             walk.v.wait()  # V has landed
+            self.hold(fragments.v_start, smem.v[None, None, wg])
         walk.dout.wait()  # dO(m) has landed
         warpgroup.fence()
         self.issue_dweights(fragments, walk)
@@ -644,15 +673,25 @@ class BackwardSm90(KeysSm90):
 
     def issue_scores(self, fragments: Fragments, walk: Walk) -> None:
         """Starts S^T = K Q^T."""
-        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
         q = fragments.q[None, None, None, walk.q.current_handle().index]
-        mma.batch(scores_mma, fragments.scores, fragments.k, q, accumulate=False, steps=self.config.k_steps)
+        self.issue_rows(fragments.scores, fragments.k_start, fragments.k, q, self.config.k_steps)
 
     def issue_dweights(self, fragments: Fragments, walk: Walk) -> None:
         """Starts dP^T = V dO^T."""
-        scores_mma = mma.scores_mma(self.dtype, self.config.tile_m)
         dout = fragments.dout[None, None, None, walk.dout.current_handle().index]
-        mma.batch(scores_mma, fragments.dweights, fragments.v, dout, accumulate=False, steps=self.config.v_steps)
+        self.issue_rows(fragments.dweights, fragments.v_start, fragments.v, dout, self.config.v_steps)
+
+    def issue_rows(
+        self, acc: cute.Tensor, start: cute.Tensor | None, a: cute.Tensor, b: cute.Tensor, steps: int
+    ) -> None:
+        """Starts acc = a b; registers hold `start`, a's first steps."""
+        held, tile_m = 0, self.config.tile_m
+        if start is not None:
+            held = cute.size(start, mode=[2])
+            from_registers = mma.scores_mma(self.dtype, tile_m, in_registers=True)
+            mma.products(from_registers, acc, start, b, range(held), accumulate=False)
+        mma.products(mma.scores_mma(self.dtype, tile_m), acc, a, b, range(held, steps), accumulate=held > 0)
+        warpgroup.commit_group()
 
     def issue_values(self, fragments: Fragments, walk: Walk, blocks: range) -> None:
         """Starts dV += P^T dO over blocks of eight queries."""

@@ -29,7 +29,7 @@ SHAPES = [
     cell(q=130, k=130, causal=True, head_dim=128),
     cell(q=200, k=77, causal=True),
     cell(q=70, k=300, causal=True, group=3),
-    cell(q=150, k=200, window=(40, 10), head_dim=128),
+    cell(q=150, k=200, window=(40, 10), head_dim=96),
     cell(q=150, k=140, window=(20, None)),
     cell(q=60, k=130, softmax_scale=-0.3),
     cell(q=20, k=0),
