@@ -115,8 +115,10 @@ def test_every_pair_of_head_dims_has_backward_kernels(extra):
         ({"tile_m": 128}, "tile_m=128 has room for head_dim 64, got 128"),
         ({"head_dim": 100}, "head_dim must be a multiple of 8 up to 256, got 100"),
         ({"q_stages": 4, "dout_stages": 5}, "q_stages=4, dout_stages=5 need 281008 bytes of smem, 232448 exist"),
+        ({"k_register_steps": 9}, "k_register_steps must be at most 8, got 9"),
+        ({"head_dim_v": 40, "v_register_steps": 4}, "v_register_steps must be at most 3, got 4"),
     ],
-    ids=["tile", "room", "dim", "smem"],
+    ids=["tile", "room", "dim", "smem", "k", "v"],
 )
 def test_a_bad_backward_is_refused_with_its_numbers(change, message):
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -285,6 +287,14 @@ def test_registers_hold_no_more_columns_than_queries_have(head_dim, steps):
     config = forward_config(spec(head_dim, 128), "sm_90a")
     assert config is not None
     assert config.q_register_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "held"), [(96, 96, (6, 4)), (72, 96, (5, 4)), (96, 40, (6, 3)), (128, 128, (0, 0))]
+)
+def test_a_backward_holds_no_more_columns_of_keys_and_values_than_they_have(head_dim, head_dim_v, held):
+    config = backward_config(spec(head_dim, head_dim_v), "sm_90a")
+    assert (config.k_register_steps, config.v_register_steps) == held
 
 
 @pytest.mark.parametrize(
