@@ -116,9 +116,9 @@ DENSE_AND_SOFTCAP = {
     (192, 192): Row(tile_m=128, tile_n=80, kv_stages=2),
     (256, 256): Row(tile_m=128, tile_n=64, kv_stages=2),
 }
-# K and V in registers (H200, 2026-11-30, the main kernel, at 4k and 16k; d128 at 2k, 8k, 16k): d96, six steps of K 1.06,
-# 1.05, causal 1.03, 1.04, and four of V 1.09, 1.09, causal 1.08, 1.05, or five 1.10, 1.09, causal 1.08, 1.06; d128, three
-# of K 1.02, 1.00, 1.00, causal 1.00; d64, all of K 1.01, 1.02, causal, three of it, 0.99. More spill, or serialise.
+# K and V in registers (H200, 2026-11-30, the main kernel at 4k and 16k; d128 at 2k, 8k, 16k): d96, six steps of K 1.06
+# and 1.05, causal 1.03, 1.04, and four of V 1.09, 1.09, causal 1.08, 1.05, or five 1.10, 1.09, causal 1.08, 1.06; d128,
+# three of K 1.02, 1.00, 1.00, causal 1.00; d64, all of K 1.01, 1.02, causal, three of it, 0.99. More spill.
 # Head dims beyond 128 (H200, 2026-11-30, full at 4k and causal at 16k): a third stage of Q gives 1.35 and 1.36 at d192,
 # 1.33 and 1.43 at (192, 128); a second one of dS, with two of Q, 0.99 and 0.98, 1.00 and 0.94. At d256 dO in three
 # halves, which leaves room for a second stage of dS, gave 0.78 and 0.81.

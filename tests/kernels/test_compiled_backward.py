@@ -18,6 +18,7 @@ SPECS = {  # of the kernels that tests emulate as well
     "d128": {"head_dim": 128, "head_dim_v": 128},
     "d128-causal": {"head_dim": 128, "head_dim_v": 128, "mask": CAUSAL},
     "d72-v104": {"head_dim": 72, "head_dim_v": 104},
+    "d96-window": {"head_dim": 96, "head_dim_v": 96, "mask": MaskSpec(has_left=True, has_right=True)},
     "d256": {"head_dim": 256, "head_dim_v": 256},
     "d192-v128-causal": {"head_dim": 192, "head_dim_v": 128, "mask": CAUSAL, "dtype": "float16"},
 }
