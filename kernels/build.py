@@ -178,7 +178,7 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     import cutlass.cute as cute
 
     from .core.rows import GlobalRows
-    from .sm90.postprocess import PackedQueries, PostprocessSm90
+    from .sm90.postprocess import Adders, PackedQueries, PostprocessSm90
 
     kernel = PostprocessSm90(config)
     PostprocessSm90.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -187,11 +187,15 @@ def _compile_postprocess_sm90(config: PostprocessConfig, options: str) -> Any:
     parts = None if config.array == "dq" else cutlass.Int32(1)
     source, scale = pointers[f"{config.array}_sum"], pointers.get("softmax_scale")
     turn = pointers.get("dq_turn")
-    packed = None
+    adders = packed = None
+    if config.array == "dq" and config.counts_adders:
+        adders = Adders(pointers["dq_done"], cutlass.Int32(1), cutlass.Int32(1))
     if config.has_cu_seqlens:
         dq = GlobalRows(pointers["dq"], *(cutlass.Int64(0) for _ in range(3)))
-        packed = PackedQueries(pointers["q_schedule"], dq, cutlass.Int32(1))
-    return cute.compile(kernel.launch, array, source, scale, turn, *extents, parts, packed, options=options).artifacts
+        packed = PackedQueries(pointers["q_schedule"], pointers.get("kv_schedule"), dq, cutlass.Int32(1))
+    return cute.compile(
+        kernel.launch, array, source, scale, turn, *extents, parts, adders, packed, options=options
+    ).artifacts
 
 
 def _compile_scores_sm90(config: ScoresConfig, options: str) -> Any:

@@ -49,6 +49,8 @@ class TileConfig(ArrayConfig):
     # heads, one with a shorter tile would wait for the first one's next head: preprocess zeroes dq then, unless the
     # order matters anyway.
     stores_dq: bool = False
+    # Who has added all that it adds to dq is counted, so that postprocess need not wait for the main kernel's end.
+    counts_adders: bool = False
 
     def __post_init__(self) -> None:
         if self.arch != "sm_90a":
@@ -76,6 +78,14 @@ class TileConfig(ArrayConfig):
         return (PointerParam(name="dq_turn", dtype="int32", dims=dims),) if has_turns else ()
 
     @property
+    def done(self) -> tuple[PointerParam, ...]:
+        """How many of those that add to dq of a kv head's query heads have added all that they have, if they count.
+
+        Packed sequences have theirs in the first batch entry's numbers, those of all entries together.
+        """
+        return (PointerParam(name="dq_done", dtype="int32", dims=("batch", "kv_heads")),) if self.counts_adders else ()
+
+    @property
     def is_wide(self) -> bool:
         """Whether two CTAs, a cluster, share a tile of keys."""
         return max(self.head_dim, self.head_dim_v) > NARROW_LIMIT
@@ -84,6 +94,11 @@ class TileConfig(ArrayConfig):
     def key_ctas(self) -> int:
         """CTAs that share a tile of keys."""
         return 2 if self.is_wide else 1
+
+    @property
+    def tile_adders(self) -> int:
+        """That add to dq for a tile of keys: a warp for each consumer warpgroup of a CTA, or two CTAs' warpgroups."""
+        return 2
 
     @property
     def dq_parts(self) -> int:
@@ -199,6 +214,7 @@ class PreprocessConfig(TileConfig):
             *self.statistics,
             self.dq_sum,
             *self.turns,
+            *self.done,
             *((schedule_param("q"),) if self.has_cu_seqlens else ()),
             *(ScalarParam(name=name) for name in ("q_len", "q_heads", "kv_heads")),
             *self.slots,
@@ -243,16 +259,26 @@ class PostprocessConfig(TileConfig):
         if self.array != "dq":
             extents = ("kv_len", "kv_heads", "head_splits")
         dims: tuple[Extent, ...] = (*QUERY_EXTENTS, "head_dim")
-        packed = (schedule_param("q"), *rows_of("dq", self.dtype, dims)) if self.has_cu_seqlens else ()
+        packed: tuple[KernelParam, ...] = ()
+        if self.has_cu_seqlens:
+            schedules = (schedule_param("q"), *((schedule_param("kv"),) if self.counts_adders else ()))
+            packed = (*schedules, *rows_of("dq", self.dtype, dims))
         return (
             self.tensor_map(self.array, self.tile_m),
             self.dq_sum if self.array == "dq" else parts_param(self.array),
             *((PointerParam(name="softmax_scale", dtype="float32"),) if self.array != "dv" else ()),
             *(self.turns if self.array == "dq" else ()),
             *(ScalarParam(name=name) for name in extents),
+            *(self._adders if self.array == "dq" else ()),
             *packed,
             *self.slots,
         )
+
+    @property
+    def _adders(self) -> tuple[KernelParam, ...]:
+        if not self.counts_adders:
+            return ()
+        return (*self.done, ScalarParam(name="kv_heads"), ScalarParam(name="dq_adders"))
 
 
 def parts_param(array: Literal["dk", "dv"]) -> PointerParam:
@@ -498,6 +524,7 @@ class BackwardConfig(KeysConfig):
             *self.statistics,
             self.dq_sum,
             *self.turns,
+            *self.done,
             *self._packed,
             *feature_params(self, ranges=None if self.deterministic else "query_blocks", tiles="kv_tiles"),
             *(ScalarParam(name=name) for name in ("q_len", "kv_len", "q_heads", "kv_heads", "batch")),

@@ -25,6 +25,7 @@ Extent = Literal[
     "kv_tiles",
     "range",
     "dq_parts",  # of a tile, summed apart from each other
+    "dq_adders",  # that add to dq of a query head
     "group",
     "head_splits",  # CTAs that share the query heads of a kv head
     "num_splits",

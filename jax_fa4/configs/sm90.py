@@ -122,6 +122,9 @@ DENSE_AND_SOFTCAP = {
 # Head dims beyond 128 (H200, 2026-11-30, full at 4k and causal at 16k): a third stage of Q gives 1.35 and 1.36 at d192,
 # 1.33 and 1.43 at (192, 128); a second one of dS, with two of Q, 0.99 and 0.98, 1.00 and 0.94. At d256 dO in three
 # halves, which leaves room for a second stage of dS, gave 0.78 and 0.81.
+# Postprocess that starts before the main kernel ends: d128 512 1.02, 2k 1.03, d256 1k and 4k 1.02, causal 1.00 to 1.02;
+# d64 0.99, 1.03, 1.00, causal 0.99, 1.01 for 1k, 4k, 16k
+UNCOUNTED_LIMIT = 64
 BACKWARD = {  # up to (head_dim, head_dim_v); the first row that fits
     (64, 64): BackwardRow(tile_m=128, tile_n=128, q_stages=3, dout_stages=2, ds_stages=2),
     (96, 96): BackwardRow(
@@ -186,6 +189,7 @@ def backward(spec: AttentionSpec) -> BackwardConfig | None:
     kind = BackwardWideConfig if is_wide else BackwardConfig
     # the first tile that a tile of queries may see must visit it: where there are segments, only if all tiles do
     fields["stores_dq"] = not is_wide and (spec.deterministic or not spec.mask.has_segments)
+    fields["counts_adders"] = spec.head_dim > UNCOUNTED_LIMIT
     return kind(arch="sm_90a", deterministic=spec.deterministic, **fields, **dataclasses.asdict(row))
 
 

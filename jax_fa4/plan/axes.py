@@ -32,6 +32,7 @@ __all__ = [
     "PARTIAL_OUT",
     "PER_SEQUENCE",
     "QUERY_BLOCKS",
+    "QUERY_COUNTS",
     "QUERY_SUMS",
     "QUERY_TURNS",
     "Q_IDS",
@@ -84,6 +85,7 @@ LSE = Axes("kgt", "kgt")
 ROW_STATISTICS = Axes("kgp", "kgp")  # p: queries, rounded up to whole tiles
 QUERY_SUMS = Axes("kgpw", "kgpw")
 QUERY_TURNS = Axes("kgmu", "kgmu")
+QUERY_COUNTS = Axes("k", "k")
 KEY_PARTS, VALUE_PARTS = Axes("klSd", "klSd"), Axes("klSe", "klSe")
 SINKS = Axes("kg", "kg")
 KEY_SUMS = Axes("kgs", "kgs")

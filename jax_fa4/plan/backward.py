@@ -22,7 +22,7 @@ __all__ = ["backward", "operand_names", "result_names"]
 
 GRADIENTS = ("dq", "dk", "dv")
 OF_SCORES = ("dbias", "dbias_rows", "dsoftcap_parts")
-SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
+SCRATCH = ("dq_sum", "lse_log2", "delta", "dq_turn", "dq_done", "q_schedule", "kv_schedule", "dk_sum", "dv_sum")
 
 
 def operand_names(

@@ -35,6 +35,7 @@ from jax_fa4.plan.axes import (
     Q_IDS,
     Q_SCHEDULE,
     QUERY_BLOCKS,
+    QUERY_COUNTS,
     QUERY_SUMS,
     QUERY_TURNS,
     ROW_STATISTICS,
@@ -75,6 +76,7 @@ ARRAYS = {
     "delta": ROW_STATISTICS,
     "dq_sum": QUERY_SUMS,
     "dq_turn": QUERY_TURNS,
+    "dq_done": QUERY_COUNTS,
     "dk_sum": KEY_PARTS,
     "dv_sum": VALUE_PARTS,
     "dbias_rows": KEY_SUMS,
@@ -157,10 +159,12 @@ class Buffers:
         }
         if isinstance(config, BackwardConfig):
             extents |= {"sum_columns": config.sum_columns, "dq_parts": config.dq_parts}
+            extents["dq_adders"] = extents["kv_tiles"] * as_expr(config.tile_adders)
         if "dk_sum" in self.buffers:
             number, axes, _ = self.buffers["dk_sum"]
             padded = extents["kv_tiles"] * as_expr(config.tile_n)
             extents |= {"head_splits": axes.size(number, "l"), "padded_kv_len": padded}
+            extents["dq_adders"] *= extents["head_splits"]
         for name, row_and_head in (("q", "tg"), ("out", "tg"), ("dq", "tg"), ("dk", "sk"), ("dv", "sk")):
             if name in self.buffers:
                 number, axes, _ = self.buffers[name]

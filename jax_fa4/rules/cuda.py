@@ -330,6 +330,8 @@ def _backward(
     }
     if configs[0].turns:
         results["dq_turn"] = ((*rows[:-1], tiles, configs[0].dq_parts), "int32")
+    if configs[0].done:
+        results["dq_done"] = ((*batch, kv_heads), "int32")
     if x.cu_seqlens_q is not None:
         places = {"q_schedule": tiles, "kv_schedule": key_tiles}
         results |= {name: ((*batch, kv_heads, 1 + n, SCHEDULE_FIELDS), "int32") for name, n in places.items()}

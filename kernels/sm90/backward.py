@@ -52,6 +52,8 @@ and dout have head_dim_v columns):
     delta           float32*  [batch, q_heads, padded_q_len]     0 there
     dq_sum          float32*  [batch, q_heads, padded_q_len, sum_columns]  added to
     dq_turn         int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic or stores_dq
+    dq_done         int32*    [batch, kv_heads]: how many warps have added all their parts of dq of its query heads;
+                    only with counts_adders
     kv_schedule     int32*    as core/schedule.py lists tiles, in the order "sequences"; only with has_cu_seqlens, like
     dk dv           the config's type*  [batch, kv_len, kv_heads, head_dim] by strides: their addresses, again, and
     dk_*_stride dv_*_stride   int64 each, * batch, row, head: in elements
@@ -240,9 +242,10 @@ class BackwardSm90(KeysSm90):
             for atom in maps:
                 if cutlass.const_expr(atom is not None):
                     cpasync.prefetch_descriptor(atom)
-        cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
+        if cutlass.const_expr(rows.dq_done is None):
+            cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
         if cutlass.const_expr(packed is not None):
-            cute.arch.griddepcontrol_wait()  # the schedule is complete
+            self.begin(rows)  # the schedule is complete
         index = cute.arch.block_idx()[0]
         count, longest = (0, 0) if packed is None else (read_count(packed.schedule), read_longest(packed.schedule))
         if cutlass.const_expr(packed is None):
@@ -252,6 +255,12 @@ class BackwardSm90(KeysSm90):
                 transposed = Grid(grid.kv_len, longest, grid.kv_heads, grid.kv_heads, 1)
                 work = self.listed(packed, inputs, grid, transposed, index, count)
                 self.run(maps, rows, packed, inputs, work, parts, warp_index)
+
+    def begin(self, rows: Rows) -> None:
+        """Waits until all that preprocess has written is seen."""
+        cute.arch.griddepcontrol_wait()
+        if rows.dq_done is not None:
+            cute.arch.griddepcontrol_launch_dependents()  # they go by dq_done, which was anything before
 
     @cute.jit
     def run(
@@ -269,7 +278,7 @@ class BackwardSm90(KeysSm90):
         smem = self.allocate()
         ends = make_pipelines(self.edges)
         if cutlass.const_expr(packed is None):
-            cute.arch.griddepcontrol_wait()  # all that preprocess has written is seen
+            self.begin(rows)
 
         if warp_index < WARPGROUP_WARPS:
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
@@ -768,7 +777,10 @@ class BackwardSm90(KeysSm90):
 
     @cute.jit
     def add_queries(self, rows: Rows, smem: Smem, work: Work, wg: int) -> None:
-        """A warp adds warpgroup wg's parts of dQ to global memory. Waits: dq.full, its turn. Signals: dq.empty."""
+        """A warp adds warpgroup wg's parts of dQ to global memory. Waits: dq.full, its turn. Signals: dq.empty.
+
+        When all have arrived it counts itself in dq_done, if there is that.
+        """
         visit, config = work.visit, self.config
         for h in cutlass.range(work.heads, unroll=1):
             for i in cutlass.range(visit.num_n_blocks, unroll=1):
@@ -786,6 +798,15 @@ class BackwardSm90(KeysSm90):
                     else:
                         self.add_in_turn(target, turn, smem, wg)
                 cute.arch.sync_warp()
+        if cutlass.const_expr(rows.dq_done is not None):
+            self.count(rows.dq_done + work.kv_head)
+
+    @cute.jit
+    def count(self, done: cute.Pointer) -> None:
+        """Counts the calling warp once all that it has added is there."""
+        if cute.arch.lane_idx() == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=False)  # all sums have arrived
+            ptx.red_release_inc(done)
 
     @cute.jit
     def take_turn(self, rows: Rows, part: Int64, m_block: Int32, work: Work) -> Turn | None:

@@ -64,6 +64,7 @@ class Rows(NamedTuple):
     delta: cute.Pointer
     dq_sum: cute.Pointer
     dq_turn: cute.Pointer | None  # int32
+    dq_done: cute.Pointer | None  # int32
 
 
 class Logits(NamedTuple):
@@ -125,6 +126,11 @@ class Work(NamedTuple):
     def q_tile(self, head: Int32, m_block: Int32) -> Int64:
         """Place of a tile of queries in what has some for each tile; `head` counts those of the batch entry."""
         return self.place_of(Int64(self.tile.batch) * self.grid.q_heads + head, m_block)
+
+    @property
+    def kv_head(self) -> Int32:
+        """Counted over all batch entries, but where sequences are packed."""
+        return self.tile.q_head if self.packed is not None else self.tile.batch * self.grid.kv_heads + self.tile.q_head
 
     def place_of(self, head: Int64, m_block: Int32) -> Int64:
         """The same, but `head` counts those of all batch entries."""

@@ -216,6 +216,7 @@ class BackwardWideSm90(KeysSm90):
         if warp_index == LOAD_WARP:
             for atom in maps:
                 cpasync.prefetch_descriptor(atom)
+        cute.arch.griddepcontrol_launch_dependents()  # they wait for what they read by themselves
         index = cute.arch.block_idx()[0]
         # the scheduler and the bounds see the transposed problem: tiles of keys, one head for each kv head
         group = grid.q_heads // grid.kv_heads
@@ -834,6 +835,7 @@ class BackwardWideSm90(KeysSm90):
                     walk = walk._replace(turn=walk.turn + 1)
                 walk = walk._replace(head=walk.head + 1)
         cute.arch.barrier_arrive(barrier_id=NamedBarrierId.TURN, number_of_threads=WARPGROUPS * WARPGROUP)
+        self.pass_turn(None if rows.dq_done is None else rows.dq_done + work.kv_head)
 
     @cute.jit
     def sum_queries(self, rows: Rows, smem: Smem, exchange: Exchange, walk: Walk, work: Work) -> None:

@@ -1,6 +1,8 @@
 """Hopper backward, last kernel: dq = softmax_scale * dq_sum, rounded to the inputs' type.
 
-`dq_sum` holds tiles in the order of registers, see `BackwardSm90.hand_over`.
+`dq_sum` holds tiles in the order of registers, see `BackwardSm90.hand_over`. With counts_adders CTAs start while the
+main kernel's last ones run, on multiprocessors that have none of these, and wait for those that add to the dq of their
+head: a grid of equal tiles seldom ends on all multiprocessors at once.
 
 A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConfig.params` lists them:
 
@@ -10,7 +12,13 @@ A CTA turns tile_m queries of one head. Parameters in order, as `PostprocessConf
     dq_turn        int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only with stores_dq: 0 where no key has
                              been visited, so that dq is 0 whatever dq_sum holds
     q_len q_heads  int32 each
+    dq_done        int32*    [batch, kv_heads]: how many have added all that they have to dq of its query heads;
+                             only with counts_adders, like
+    kv_heads       int32
+    dq_adders      int32     how many there are of each; with has_cu_seqlens that follows from kv_schedule, and numbers
+                             of batch entry 0 are those of all
     q_schedule     int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens, like
+    kv_schedule    int32*    of keys, in the order "sequences"; only with counts_adders, too
     dq             the config's type*  [batch, q_len, q_heads, head_dim] by strides: its address, again, and
     dq_*_stride    int64 each, * batch, row, head: in elements
     q_slots        int32     places of a batch entry's tiles
@@ -35,8 +43,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from ..core import ptx
 from ..core.barriers import NamedBarrierId
-from ..core.packed import SlotRows, slot_rows
+from ..core.packed import SlotRows, read_count, slot_rows
 from ..core.rows import GlobalRows
 from ..core.tma import Corner, partition
 from . import mma
@@ -50,12 +59,14 @@ __all__ = ["PackedQueries", "PostprocessSm90"]
 VECTOR = 4  # floats in 16 bytes
 WARPGROUP = 128
 SLAB = 64  # columns of a swizzle atom
+LATE_ADDERS = 4 * 132  # that may still add when the first CTAs run: two for each of the last two CTAs of an H200's SMs
 
 
 class PackedQueries(NamedTuple):
     """What a call with packed sequences has beside others."""
 
     schedule: cute.Pointer
+    kv_schedule: cute.Pointer | None  # only with adders
     dq: GlobalRows
     q_slots: Int32
 
@@ -68,6 +79,14 @@ class Source(NamedTuple):
     scale: Float32
     parts: Int32 | None  # None: one
     part_floats: Int64  # from one to the next
+
+
+class Adders(NamedTuple):
+    """Who adds to dq while this kernel runs."""
+
+    done: cute.Pointer  # [batch, kv_heads] int32: how many have added all that they have
+    kv_heads: Int32
+    count: Int32  # of a kv head; of packed sequences more than there are
 
 
 class PostprocessSm90:
@@ -88,12 +107,13 @@ class PostprocessSm90:
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
+        adders: Adders | None,
         packed: PackedQueries | None,
     ) -> None:
         """`dq`, or dk or dv, is (seq, head_dim, heads, batch). The grid is a placeholder: plans compute their own."""
         config = self.config
         dq_map = mma.tma_atom(cpasync.CopyBulkTensorTileS2GOp(), dq, config.tile_m, self.columns)
-        self.kernel(dq_map, dq_sum, softmax_scale, dq_turn, q_len, q_heads, parts, packed).launch(
+        self.kernel(dq_map, dq_sum, softmax_scale, dq_turn, q_len, q_heads, parts, adders, packed).launch(
             grid=(q_heads, 1, 1), block=(config.threads, 1, 1), smem=config.smem_bytes
         )
 
@@ -107,13 +127,17 @@ class PostprocessSm90:
         q_len: Int32,
         q_heads: Int32,
         parts: Int32 | None,
+        adders: Adders | None,
         packed: PackedQueries | None,
     ) -> None:
         cute.arch.griddepcontrol_launch_dependents()  # they wait for this grid's end by themselves
-        cute.arch.griddepcontrol_wait()  # the sums are complete
         tile_m = self.config.tile_m
         m_blocks = (q_len + (tile_m - 1)) // tile_m if packed is None else packed.q_slots
         index = last_first()  # what has been summed last is still in L2
+        if cutlass.const_expr(adders is None):
+            cute.arch.griddepcontrol_wait()  # the sums are complete
+        else:
+            index = self.late_last(adders, packed, m_blocks, q_heads)
         head = index // m_blocks  # over all of the batch
         m_block = index - head * m_blocks
         batch = head // q_heads
@@ -128,10 +152,54 @@ class PostprocessSm90:
         )
         rows = self.rows(packed, q_len, m_block, batch * m_blocks + m_block)
         if cutlass.const_expr(packed is None):
+            self.wait(adders, packed, batch, head, q_heads)
             self.turn(dq_map, source, packed, rows, batch, head - batch * q_heads)
         else:
             if rows.first < rows.room:
+                self.wait(adders, packed, batch, head, q_heads)
                 self.turn(dq_map, source, packed, rows, batch, head - batch * q_heads)
+        if cutlass.const_expr(adders is not None):
+            self.end(index)
+
+    @cute.jit
+    def end(self, index: Int32) -> None:
+        """One CTA waits for the grid ahead: who waits for this one's end waits for that, too."""
+        if index == cute.arch.grid_dim()[0] - 1:
+            cute.arch.griddepcontrol_wait()
+
+    @cute.jit
+    def late_last(self, adders: Adders | None, packed: PackedQueries | None, m_blocks: Int32, q_heads: Int32) -> Int32:
+        """The tile of the CTA: as of `last_first`, but those of the last heads, to which many still add, come last."""
+        assert adders is not None, "others wait for all sums"
+        tiles, block = cute.arch.grid_dim()[0], cute.arch.block_idx()[0]
+        count = cutlass.max(self.adders(adders, packed), 1)
+        late_heads = (LATE_ADDERS + (count - 1)) // count * (q_heads // adders.kv_heads)
+        early = cutlass.max(tiles - late_heads * m_blocks, 0)
+        return Int32(cutlass.select_(block < early, early - 1 - block, block))
+
+    def adders(self, adders: Adders, packed: PackedQueries | None) -> Int32:
+        """How many add to dq of the query heads of a kv head."""
+        return adders.count if packed is None else read_count(packed.kv_schedule) * self.config.tile_adders
+
+    def wait(
+        self, adders: Adders | None, packed: PackedQueries | None, batch: Int32, head: Int32, q_heads: Int32
+    ) -> None:
+        """Until dq of a query head, counted over all batch entries, is complete, if that must be waited for."""
+        if adders is not None:
+            kv_head = head // (q_heads // adders.kv_heads)
+            if packed is not None:
+                kv_head = kv_head - batch * adders.kv_heads
+            self.wait_for(adders.done + kv_head, self.adders(adders, packed))
+
+    @cute.jit
+    def wait_for(self, done: cute.Pointer, count: Int32) -> None:
+        """Until `count` adders have added all that they have."""
+        if count == 0:
+            cute.arch.griddepcontrol_wait()  # nobody adds, but there is dq_turn or dq_sum to read
+        if cute.arch.thread_idx()[0] == 0:
+            while ptx.ld_acquire(done) != count:
+                pass
+        cute.arch.sync_threads()
 
     def rows(self, packed: PackedQueries | None, q_len: Int32, m_block: Int32, slot: Int32) -> SlotRows:
         """Of a tile; `slot`: its place in a schedule."""

@@ -4,6 +4,7 @@
     delta    = sum(out * dout) - dlse           0 there
     dq_sum   = 0                                unless the main kernel stores what comes first
     dq_turn  = 0                                if it counts what has been added, but 1 where it need not store
+    dq_done  = 0                                if there is that
 
 A CTA has a thread for each of its tile_m queries of one head. Parameters in order, as `PreprocessConfig.params` lists
 them:
@@ -13,6 +14,7 @@ them:
     lse_log2, delta   float32*  [batch, q_heads, padded_q_len]
     dq_sum      float32*  [batch, q_heads, padded_q_len, sum_columns]
     dq_turn     int32*    [batch, q_heads, ceil(q_len / tile_m), dq_parts]; only if deterministic or stores_dq
+    dq_done     int32*    [batch, kv_heads]; only with counts_adders
     q_schedule  int32*    as core/schedule.py lists tiles, in the order "slots"; only with has_cu_seqlens
     q_len q_heads kv_heads   int32 each
     q_slots     int32     places of a batch entry's tiles; only with has_cu_seqlens
@@ -56,6 +58,7 @@ class Arrays(NamedTuple):
     delta: cute.Pointer
     dq_sum: cute.Pointer
     dq_turn: cute.Pointer | None
+    dq_done: cute.Pointer | None
     q_schedule: cute.Pointer | None
 
 
@@ -116,6 +119,8 @@ class PreprocessSm90:
         head = index // m_blocks  # over all of the batch
         m_block = index - head * m_blocks
         batch = head // q_heads
+        if cutlass.const_expr(arrays.dq_done is not None):
+            self.clear_count(arrays.dq_done, m_block, head, q_heads // kv_heads)
         tile = Tile(index, batch, head, head - batch * q_heads, q_heads > kv_heads)
         if cutlass.const_expr(q_slots is None):
             rows = SlotRows(0, q_len, q_len, m_block * self.config.tile_m)
@@ -124,6 +129,12 @@ class PreprocessSm90:
             rows = slot_rows(arrays.q_schedule, batch * m_blocks + m_block, q_len, self.config.tile_m)
             if rows.first < rows.room:
                 self.prepare(out_map, dout_map, arrays, rows, q_len, tile)
+
+    @cute.jit
+    def clear_count(self, dq_done: cute.Pointer, m_block: Int32, head: Int32, group: Int32) -> None:
+        """Nobody has added to dq yet: the first tile of a kv head's first query head says so."""
+        if (m_block == 0) & (head % group == 0) & (cute.arch.thread_idx()[0] == 0):
+            cute.make_tensor(dq_done + head // group, cute.make_layout(1))[0] = Int32(0)
 
     @cute.jit
     def prepare(

@@ -49,8 +49,10 @@ def backward(
     arrays |= {f"d{name}": np.full(arrays[name].shape, 0xFFFF, np.uint16) for name in ("q", "k", "v")}
     arrays |= {name: np.full((batch, q_heads, padded), np.nan, np.float32) for name in ("lse_log2", "delta")}
     arrays["dq_turn"] = np.full((batch, q_heads, padded // config.tile_m, config.dq_parts), -1, np.int32)
+    arrays["dq_done"] = np.full((batch, kv_heads), -1, np.int32)
     arrays["dq_sum"] = np.full((batch, q_heads, padded, config.sum_columns), np.nan, np.float32)
     sizes = {"q_len": q_len, "q_heads": q_heads, "batch": batch, "kv_len": kv_len, "kv_heads": kv_heads}
+    sizes["dq_adders"] = -(-kv_len // config.tile_n) * config.tile_adders
     sizes |= dense_strides(call.extras)
 
     results = []

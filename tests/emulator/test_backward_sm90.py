@@ -141,3 +141,10 @@ def test_weights_of_missing_keys_that_overflow_reach_no_gradient(head_dim):
 def test_each_tile_of_keys_multiplies_five_times():
     *_, results = emulate(cell(q=128, k=256), MODES["early"])
     assert [result.stats.total("wgmma_flops") for result in results] == [0, 5 * 2 * 128 * 256 * 64, 0]
+
+
+def test_one_cta_of_postprocess_waits_for_the_grid_ahead_and_all_for_their_sums():
+    *_, results = emulate(cell(q=100, k=1, head_dim=128), MODES["late"])
+    ctas = [result.stats.opcodes[0]["griddepcontrol.launch_dependents"] for result in results]
+    waits = [result.stats.opcodes[0]["griddepcontrol.wait"] for result in results]
+    assert (ctas, waits) == ([2, 1, 2], [0, 1, 1])

@@ -162,7 +162,7 @@ def test_the_registers_of_a_wide_backward_fit_the_register_file(head_dims):
 def test_a_backward_asks_for_what_its_call_has_but_not_for_sinks():
     mask = MaskSpec(has_left=True, has_q_lengths=True, has_segments=True)
     config = backward_config(spec(mask=mask, has_sinks=True, has_softcap=True), "sm_90a")
-    names = [param.name for param in config.params][9:-5]
+    names = [param.name for param in config.params][10:-5]
     segments = ["q_segment_ids", "kv_segment_ids", "query_blocks"]
     assert names == ["softmax_scale", "window_left", "softcap", "q_lengths", *segments]
 
