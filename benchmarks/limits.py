@@ -7,7 +7,7 @@ longest kernel of a call of jax_fa4, or of a peer, on one of the cells of `pytho
 cold L2: its part of the call's time, and how busy units were, in percent of what they can do: the tensor cores
 (bfloat16 products), the unit that takes exponentials, the slots in which instructions are issued, shared memory as
 loads and stores see it, the L2 and the device memory; then what it took in all: clocks, instructions of warps, and
-bytes that the L2 and the device memory moved. Beside them, from calls that follow each other for a second and a half,
+bytes that the L2 and the device memory moved. Beside them, from calls that follow each other for most of a second,
 the clock of the SMs and the power drawn, which tell whether the card had to slow down, and a call's time and energy,
 with what the host leaves the card waiting.
 """
@@ -52,7 +52,7 @@ TAKEN = {  # in all: a unit of the figure, and the metric
 }
 DURATION = "gpu__time_duration.sum"
 METRICS = [DURATION, *BUSY.values(), *(metric for _, metric in TAKEN.values())]
-WARM_SECONDS, SUSTAINED_SECONDS = 0.5, 1.5
+WARM_SECONDS, SUSTAINED_SECONDS = 0.3, 0.7
 BATCH = 16  # calls in the queue while the card is read
 SM_CLOCK = 1  # of NVML's clocks
 
@@ -135,25 +135,29 @@ def profiler() -> Iterator[None]:
 
 
 class Card:
-    """The first GPU, as NVIDIA's management library sees it."""
+    """The first GPU, as NVIDIA's management library sees it. Raises RuntimeError where that has no answer."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        self._library.nvmlInit_v2()
         self._handle = ctypes.c_void_p()
-        self._library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._handle))
+        self._ask("nvmlInit_v2")
+        self._ask("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self._handle))
 
     def megahertz(self) -> int:
         """The clock of the SMs."""
         clock = ctypes.c_uint()
-        self._library.nvmlDeviceGetClockInfo(self._handle, SM_CLOCK, ctypes.byref(clock))
+        self._ask("nvmlDeviceGetClockInfo", self._handle, SM_CLOCK, ctypes.byref(clock))
         return clock.value
 
     def millijoules(self) -> int:
         """Energy since the driver was loaded."""
         energy = ctypes.c_ulonglong()
-        self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(energy))
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(energy))
         return energy.value
+
+    def _ask(self, function: str, *args: Any) -> None:
+        if status := getattr(self._library, function)(*args):
+            raise RuntimeError(f"{function} failed with status {status}")
 
 
 class Reading(NamedTuple):

@@ -65,3 +65,16 @@ def test_peers_take_turns_at_one_direction_of_one_cell(limits):
     assert [record["peer"] for record in found] == ["jax_fa4", "fa3"] * 2
     assert [record["cell"].split()[0] for record in found] == ["d96", "d96", "gqa", "gqa"]
     assert {record["direction"] for record in found} == {"forward"}
+
+
+class UnhelpfulLibrary:
+    """A management library all of whose functions fail."""
+
+    def __getattr__(self, name):
+        return lambda *args: 3
+
+
+def test_a_card_that_does_not_answer_is_told_and_not_waited_for(limits, monkeypatch):
+    monkeypatch.setattr(limits.ctypes, "CDLL", lambda name: UnhelpfulLibrary())
+    with pytest.raises(RuntimeError, match="nvmlInit_v2 failed with status 3"):
+        limits.Card()
