@@ -154,6 +154,8 @@ def attention_varlen(
     checks.max_seqlen("max_seqlen_kv", max_seqlen_kv)
     x = Operands(arrays["q"], arrays["k"], arrays["v"], options.scale(softmax_scale, arrays["q"]))
     x = _with_sequences(x, cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths)
+    if deterministic:  # sequences that overlap, where offsets descend, would wait for each other's turns forever
+        x = x._replace(cu_seqlens_q=jax.lax.cummax(x.cu_seqlens_q), cu_seqlens_kv=jax.lax.cummax(x.cu_seqlens_kv))
     x = options.with_softmax_changes(options.with_window(x, causal, window), softcap, sinks)
     spec = AttentionSpec.of(x, deterministic=deterministic, implementation=implementation)
     out, lse = rules.attend(x, spec)

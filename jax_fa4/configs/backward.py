@@ -97,8 +97,8 @@ class TileConfig(ArrayConfig):
 
     @property
     def tile_adders(self) -> int:
-        """That add to dq for a tile of keys: a warp for each consumer warpgroup of a CTA, or two CTAs' warpgroups."""
-        return 2
+        """That add to dq for a tile of keys: a warp for each consumer warpgroup, or each of the CTAs that share it."""
+        return self.key_ctas if self.is_wide else WARPGROUPS
 
     @property
     def dq_parts(self) -> int:

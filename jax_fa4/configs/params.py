@@ -25,7 +25,7 @@ Extent = Literal[
     "kv_tiles",
     "range",
     "dq_parts",  # of a tile, summed apart from each other
-    "dq_adders",  # that add to dq of a query head
+    "dq_adders",  # that add to dq of a kv head's query heads
     "group",
     "head_splits",  # CTAs that share the query heads of a kv head
     "num_splits",

@@ -1,8 +1,8 @@
 """The backward's launch plan: some kernels in one call, with scratch that is a result of the call like the gradients.
 
 schedules     offsets, lengths                           -> q_schedule, kv_schedule; only of packed sequences
-preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum or dq_turn
-main          q, k, v, dout, lse_log2, delta             -> dk, dv; stored in dq_sum or added to it
+preprocess    out, dout, lse, dlse                       -> lse_log2, delta; zeros -> dq_sum or dq_turn, dq_done
+main          q, k, v, dout, lse_log2, delta             -> dk, dv; stored in dq_sum or added to it; counted in dq_done
 postprocess   dq_sum                                     -> dq
               dk_sum, dv_sum                             -> dk, dv; only if CTAs share the query heads of a kv head
 scores        q, k, v, dout, lse_log2, delta             -> dbias, dbias_rows or dsoftcap_parts; only if asked for
@@ -79,7 +79,7 @@ def backward(
         *(buffers.key_tiles() for _ in config.key_postprocess),
         *(buffers.score_tiles(each) for each in scores),
     )
-    # whether it waits itself for the kernel ahead of it; ahead of the first are those of other calls
+    # whether it waits itself for what kernels ahead of it write; ahead of the first are those of other calls
     waits = (
         *(i > 0 for i, _ in enumerate(schedules)),
         is_packed,

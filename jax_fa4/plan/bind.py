@@ -283,7 +283,7 @@ class Buffers:
         return as_expr(extents["kv_tiles"]) * extents["q_heads"] * extents["batch"]
 
     def launch(self, config: Config, kernel: Kernel, tiles: Expr, *, programmatic: bool = False) -> Launch:
-        """The launch of one of the call's kernels; a programmatic one waits itself for the kernel ahead of it."""
+        """The launch of one of the call's kernels; a programmatic one waits itself for what it reads."""
         return Launch(
             cubin=kernel.key,
             entry=kernel.entry,

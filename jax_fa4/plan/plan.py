@@ -49,7 +49,7 @@ class Launch:
     block: int  # threads
     cluster: tuple[int, int, int] = (1, 1, 1)
     smem_bytes: int = 0  # dynamic shared memory
-    programmatic: bool = False  # may start before the launch ahead of it ends; the kernel waits by griddepcontrol
+    programmatic: bool = False  # may start before the launch ahead ends; the kernel itself waits for what it reads
     params: tuple[Param, ...]
 
     def __post_init__(self) -> None:

@@ -104,8 +104,8 @@ class TileOrder:
     never jump, so CTAs that walk up and down get equal shares. The query heads of a kv head are neighbours.
 
     `ctas`, where they walk: a section is about what all of them go through in whole rounds, up and down, since parts of
-    a round are unequal: one round at least, even where that is more than fits. Heads that are left join the last: few,
-    unless tiles are listed, since sections are as large then as makes them about equal. A larger one may not fit.
+    a round are unequal: one round at least, even where that is more than fits. Unless tiles are listed, sections are
+    about equal where they can be, since a larger one may not fit. Heads that are left join the last.
 
     `partial_first`: the tile of a head that is not full is its first, which sees the fewest keys, not its last.
     """
@@ -130,8 +130,7 @@ class TileOrder:
 
         heads = self._section_heads(m_blocks * group, grid, ctas)
         if ctas is not None:
-            every = grid.kv_heads * grid.batch
-            heads = divide(every, cutlass.max(divide(every + heads // 2, heads), 1))
+            heads = self._equal(heads, grid.kv_heads * grid.batch)
         return self._at(*self._in_sections(index, m_blocks, group, grid, heads), group, grid)
 
     def listed(self, index: Index, count: Index, grid: Grid, ctas: Index | None = None) -> tuple[Index, Index, Index]:
@@ -181,6 +180,13 @@ class TileOrder:
         fits = cutlass.min(_heads_that_fit(WALK_BUDGET, self.kv_bytes, grid), every)
         rounds = cutlass.max(divide(fits * tiles + ctas, 2 * ctas), 1)
         return cutlass.min(cutlass.max(divide(rounds * (2 * ctas) + tiles // 2, tiles), 1), every)
+
+    def _equal(self, heads: Index, every: Index) -> Index:
+        """KV heads of a section that make all equal, if there is a number near `heads` that does; else `heads`."""
+        sections = cutlass.max(divide(every + heads // 2, heads), 1)
+        equal = divide(every, sections)
+        more_sections = cutlass.min(divide(every, equal) - sections, 1)  # 1 where so few would make more of them
+        return equal + more_sections * (heads - equal)
 
     def _at(self, m_block: Index, head: Index, group: Index, grid: Grid) -> QueryTile:
         """`head` counts the query heads of all batch entries."""

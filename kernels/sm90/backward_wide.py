@@ -939,7 +939,7 @@ class BackwardWideSm90(KeysSm90):
 
     @cute.jit
     def pass_turn(self, turn: cute.Pointer | None) -> None:
-        """The next tile of keys may add. Waits: order."""
+        """Counts what has been added: the next tile of keys may add, or postprocess may read. Waits: order."""
         if cutlass.const_expr(turn is not None):
             cute.arch.barrier(barrier_id=NamedBarrierId.ORDER, number_of_threads=WARPGROUP)
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:

@@ -50,7 +50,8 @@ padded row, and w elements are one row of it):
     out             map   (head_dim_v, q_len, q_heads, batch)    box (w, 64, 1, 1)
                     not in a persistent kernel with one Q stage
     lse             float32*  [batch, q_heads, q_len]
-    q_schedule      int32*    as core/schedule.py lists tiles, in the order "tiles"; only with has_cu_seqlens
+    q_schedule      int32*    as core/schedule.py lists tiles, in the order "tiles", with tickets that it counts;
+                    only with has_cu_seqlens
     out             the config's type*  [batch, q_len, q_heads, head_dim_v] by strides: its address; with
                     has_cu_seqlens again, else only where there is no map of it, like
     out_*_stride    int64 each, * batch, row, head: in elements

@@ -54,7 +54,7 @@ from .rows import last_first, store_rows
 if TYPE_CHECKING:
     from jax_fa4.configs import PostprocessConfig
 
-__all__ = ["PackedQueries", "PostprocessSm90"]
+__all__ = ["Adders", "PackedQueries", "PostprocessSm90"]
 
 VECTOR = 4  # floats in 16 bytes
 WARPGROUP = 128

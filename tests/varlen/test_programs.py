@@ -117,3 +117,16 @@ def test_no_array_of_all_queries_by_all_keys_exists(packed):
     x = packed(total, cu_seqlens_q=[0, total // 2, total])
     text = jax.jit(jax.grad(lambda q: causal(**{**x, "q": q}).sum())).lower(x["q"]).as_text()
     assert f"{total}x{total}" not in text
+
+
+def test_sequences_whose_offsets_descend_are_cut_where_turns_matter(packed):
+    """Sequences that overlap would wait for each other's turns forever."""
+    x = packed(12, cu_seqlens_q=[0, 4, 10])
+
+    def gradients(offsets):
+        def total(q):
+            return jax_fa4.attention_varlen(q, x["k"], x["v"], offsets, causal=True, deterministic=True).sum()
+
+        return jax.grad(total)(x["q"])
+
+    np.testing.assert_array_equal(gradients(jnp.array([0, 8, 2, 10])), gradients(jnp.array([0, 8, 8, 10])))
