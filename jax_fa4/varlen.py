@@ -153,9 +153,7 @@ def attention_varlen(
     checks.max_seqlen("max_seqlen_q", max_seqlen_q)
     checks.max_seqlen("max_seqlen_kv", max_seqlen_kv)
     x = Operands(arrays["q"], arrays["k"], arrays["v"], options.scale(softmax_scale, arrays["q"]))
-    x = _with_sequences(x, cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths)
-    if deterministic:  # sequences that overlap, where offsets descend, would wait for each other's turns forever
-        x = x._replace(cu_seqlens_q=jax.lax.cummax(x.cu_seqlens_q), cu_seqlens_kv=jax.lax.cummax(x.cu_seqlens_kv))
+    x = _with_sequences(x, cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, may_overlap=not deterministic)
     x = options.with_softmax_changes(options.with_window(x, causal, window), softcap, sinks)
     spec = AttentionSpec.of(x, deterministic=deterministic, implementation=implementation)
     out, lse = rules.attend(x, spec)
@@ -168,6 +166,8 @@ def _with_sequences(
     cu_seqlens_kv: ArrayLike | None,
     q_lengths: ArrayLike | None,
     kv_lengths: ArrayLike | None,
+    *,
+    may_overlap: bool,
 ) -> Operands:
     total_q, total_kv = x.q.shape[0], x.k.shape[0]
     q_offsets = checks.offsets("cu_seqlens_q", cu_seqlens_q, total_q)
@@ -176,6 +176,8 @@ def _with_sequences(
         # their last offset is checked for the keys, too
         cu_seqlens_kv, kv_lengths = cu_seqlens_q, q_lengths if kv_lengths is None else kv_lengths
     kv_offsets = checks.offsets("cu_seqlens_kv", cu_seqlens_kv, total_kv, num_sequences)
+    if not may_overlap:  # where offsets descend, sequences would wait for each other's turns forever
+        q_offsets, kv_offsets = jax.lax.cummax(q_offsets), jax.lax.cummax(kv_offsets)
     x = x._replace(cu_seqlens_q=q_offsets, cu_seqlens_kv=kv_offsets)
     if q_lengths is not None:
         x = x._replace(q_lengths=checks.sequence_lengths("q_lengths", q_lengths, num_sequences, total_q, "[L]"))
