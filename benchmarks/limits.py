@@ -9,7 +9,8 @@ cold L2: its part of the call's time, and how busy units were, in percent of wha
 loads and stores see it, the L2 and the device memory; then what it took in all: clocks, instructions of warps, and
 bytes that the L2 and the device memory moved. Beside them, from calls that follow each other for most of a second,
 the clock of the SMs and the power drawn, which tell whether the card had to slow down, and a call's time and energy,
-with what the host leaves the card waiting.
+with what the host leaves the card waiting; these are also printed as they come. What a peer refuses is named in the
+end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import csv
 import ctypes
+import functools
 import json
 import os
 import pathlib
@@ -27,8 +29,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from jax_fa4 import arguments
 from jax_fa4.bench import cells, peers
@@ -55,6 +60,10 @@ METRICS = [DURATION, *BUSY.values(), *(metric for _, metric in TAKEN.values())]
 WARM_SECONDS, SUSTAINED_SECONDS = 0.3, 0.7
 BATCH = 16  # calls in the queue while the card is read
 SM_CLOCK = 1  # of NVML's clocks
+FOUND = "limits.py found "  # begins what a part says, among what others print
+
+DIRECTIONS: tuple[Direction, ...] = typing.get_args(Direction)
+Record = dict[str, Any]
 
 
 class Launch(NamedTuple):
@@ -67,25 +76,84 @@ class Launch(NamedTuple):
 def main() -> None:
     """Prints a table, and writes the same figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cells", default="prefill,decode", help="kinds or names, with commas between")
-    parser.add_argument("--directions", default="forward,backward", help="with commas between")
-    parser.add_argument("--peers", default="", help="other implementations as `bench` names them, with commas between")
+    parser.add_argument(
+        "--cells", type=cells_called, default="prefill,decode", help="kinds or names, with commas between"
+    )
+    parser.add_argument("--directions", type=directions_called, default="forward,backward", help="with commas between")
+    parser.add_argument(
+        "--peers",
+        type=peers_called,
+        default="",
+        help="other implementations as `bench` names them, with commas between",
+    )
     parser.add_argument("--out", type=arguments.file_to_write, help="also write the figures to this JSON file")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one measurement, in a process of its own
     args = parser.parse_args()
-    wanted = list(problems(args.cells.split(","), args.directions.split(","), filter(None, args.peers.split(","))))
+    wanted = list(problems(args.cells, args.directions, args.peers))
+    if not wanted:
+        parser.error(f"argument --directions: no chosen cell has a {' or '.join(args.directions)}")
     if args.part:
-        print(json.dumps(PARTS[args.part](wanted)))
+        for found in PARTS[args.part](wanted):
+            print(FOUND + json.dumps(found), flush=True)
         return
+    again = [sys.executable, __file__, *sys.argv[1:]]
     if shutil.which("ncu") is None:
         parser.error("needs an NVIDIA GPU, and ncu on the path")
-    again = [sys.executable, __file__, "--cells", args.cells, "--directions", args.directions, "--peers", args.peers]
-    records = []
-    for problem, launches, sustained in zip(wanted, profiled(again), in_process(again, "sustained"), strict=True):
-        records.append({**names(problem), **summary(launches), **sustained})
-    print(table(records))
+    if reasons := list(in_process(again, "missing")):
+        parser.error("; ".join(reasons))
+    records, refused = measure(wanted, again)
+    if records:
+        print(table(records))
+    for record in refused:
+        print(f"{label(record)} refused: {record['refused']}")
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(), "kernels": records}, indent=1) + "\n")
+        found = {"environment": environment(), "kernels": records, "refused": refused}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def cells_called(text: str) -> tuple[Cell, ...]:
+    """Of these kinds and names, at least one."""
+    try:
+        return cells.select(_words(text) or [text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def peers_called(text: str) -> tuple[peers.Peer, ...]:
+    """jax_fa4, and those of these names."""
+    try:
+        return peers.select([peers.OURS, *_words(text)])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def directions_called(text: str) -> tuple[Direction, ...]:
+    """One of them, or both."""
+    words = _words(text)
+    if not words or not set(words) <= set(DIRECTIONS):
+        raise argparse.ArgumentTypeError(f"must be {' or '.join(DIRECTIONS)}, with a comma between, got {text!r}")
+    return tuple(direction for direction in DIRECTIONS if direction in words)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def measure(wanted: Sequence[Problem], command: Sequence[str]) -> tuple[list[Record], list[Record]]:
+    """Figures of what both parts ran, and who refused what. The first part's are shown as they come."""
+    kept = []
+    for problem, figures in zip(wanted, in_process(command, "sustained"), strict=True):
+        kept.append(figures)
+        shown = figures.get("refused") or ", ".join(f"{figure} {unit}" for unit, figure in figures.items())
+        print(f"{label(names(problem))}: {shown}", file=sys.stderr, flush=True)
+    records, refused = [], []
+    for problem, figures, counters in zip(wanted, kept, profiled(command), strict=True):
+        found = {**names(problem), **counters, **figures}
+        if "refused" in found:
+            refused.append({**names(problem), "refused": found["refused"]})
+        else:
+            records.append(found)
+    return records, refused
 
 
 class Problem(NamedTuple):
@@ -96,10 +164,9 @@ class Problem(NamedTuple):
     peer: peers.Peer
 
 
-def problems(words: Iterable[str], directions: Sequence[str], others: Iterable[str]) -> Iterator[Problem]:
+def problems(chosen: Iterable[Cell], directions: Sequence[Direction], shown: Sequence[peers.Peer]) -> Iterator[Problem]:
     """In the order in which both parts run them: peers take turns at a direction of a cell."""
-    shown = [peers.PEERS[name] for name in (peers.OURS, *others)]
-    for cell in cells.select(words):
+    for cell in chosen:
         for direction in cell.directions:
             if direction in directions:
                 yield from (Problem(cell, direction, peer) for peer in shown)
@@ -110,19 +177,45 @@ def names(problem: Problem) -> dict[str, str]:
     return {"cell": str(problem.cell), "direction": problem.direction, "peer": problem.peer.name}
 
 
-def calls(wanted: Iterable[Problem]) -> Iterator[tuple[Direction, peers.Calls]]:
-    """Compiled, and run once."""
+def label(record: Record) -> str:
+    """The same on one line."""
+    return f"{record['cell']}, {record['direction']}, {record['peer']}"
+
+
+def missing(wanted: Iterable[Problem]) -> Iterator[str]:
+    """Why nothing can be measured here, if so."""
+    try:
+        jax.devices("gpu")
+    except RuntimeError as error:
+        yield f"needs an NVIDIA GPU, and JAX finds none: {str(error).splitlines()[0]}"
+        return
+    for name, peer in {problem.peer.name: problem.peer for problem in wanted}.items():
+        if reason := peer.why_missing():
+            yield f"argument --peers: {name} cannot run here: {reason}"
+
+
+Measure = Callable[[peers.Calls, Direction], Record]
+
+
+def outcomes(wanted: Iterable[Problem], measure: Measure) -> Iterator[Record]:
+    """Of each call, compiled and run once before it is measured, or why its peer refuses it."""
     for cell, direction, peer in wanted:
-        yield direction, peer.calls(cell, random_operands(cell), [direction])
+        x = random_operands(cell)
+        try:
+            found = peer.calls(cell, x, [direction])
+        except Exception as error:  # whatever a peer raises is its reason
+            yield {"refused": peers.reason_of(error)}
+            continue
+        yield measure(found, direction) if direction in found.run else {"refused": found.refused[direction]}
 
 
-def counted(wanted: Iterable[Problem]) -> None:
-    """Runs each call behind a flush of the L2, by which the profiler's rows are told apart."""
-    for direction, found in calls(wanted):
-        with profiler():
-            found.flush()
-            found.wait(found.run[direction]())
-            found.wait(found.flush())
+def counted(found: peers.Calls, direction: Direction) -> Record:
+    """Runs a call behind a flush of the L2, by which the profiler's rows are told apart."""
+    with profiler():
+        found.flush()
+        found.wait(found.run[direction]())
+        found.wait(found.flush())
+    return {}
 
 
 @contextlib.contextmanager
@@ -130,8 +223,10 @@ def profiler() -> Iterator[None]:
     """What runs within is profiled."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuProfilerStart()
-    yield
-    driver.cuProfilerStop()
+    try:
+        yield
+    finally:
+        driver.cuProfilerStop()
 
 
 class Card:
@@ -169,24 +264,18 @@ class Reading(NamedTuple):
     calls: int
 
 
-def sustained(wanted: Iterable[Problem]) -> list[dict[str, float]]:
+def sustained(found: peers.Calls, direction: Direction) -> Record:
     """Clock, power, time and energy of a call while calls follow each other."""
-    card = Card()
-    records = []
-    for direction, found in calls(wanted):
-        readings = read_meanwhile(card, found, direction)
-        first, last = readings[0], readings[-1]
-        seconds, joules = last.seconds - first.seconds, (last.millijoules - first.millijoules) / 1e3
-        count = last.calls - first.calls
-        records.append(
-            {
-                "GHz": round(statistics.mean(reading.megahertz for reading in readings) / 1e3, 3),
-                "W": round(joules / seconds),
-                "us": round(seconds / count * 1e6, 1),
-                "mJ": round(joules / count * 1e3, 1),
-            }
-        )
-    return records
+    readings = read_meanwhile(Card(), found, direction)
+    first, last = readings[0], readings[-1]
+    seconds, joules = last.seconds - first.seconds, (last.millijoules - first.millijoules) / 1e3
+    count = last.calls - first.calls
+    return {
+        "GHz": round(statistics.mean(reading.megahertz for reading in readings) / 1e3, 3),
+        "W": round(joules / seconds),
+        "us": round(seconds / count * 1e6, 1),
+        "mJ": round(joules / count * 1e3, 1),
+    }
 
 
 def read_meanwhile(card: Card, found: peers.Calls, direction: Direction) -> list[Reading]:
@@ -205,25 +294,38 @@ def read_meanwhile(card: Card, found: peers.Calls, direction: Direction) -> list
     return readings[1:] if len(readings) > 2 else readings  # the first was not taken when the energy was
 
 
-PARTS = {"counted": counted, "sustained": sustained}
+PARTS: dict[str, Callable[[Sequence[Problem]], Iterable[Any]]] = {
+    "missing": missing,
+    "counted": functools.partial(outcomes, measure=counted),
+    "sustained": functools.partial(outcomes, measure=sustained),
+}
 
 
-def in_process(command: Sequence[str], part: str) -> Any:
-    """What a part prints last."""
-    done = subprocess.run([*command, "--part", part], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def in_process(command: Sequence[str], part: str, environ: Mapping[str, str] = os.environ) -> Iterator[Any]:
+    """What a part finds, as it finds it."""
+    command = [*command, "--part", part]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None  # asked for above
+        for line in process.stdout:
+            if line.startswith(FOUND):
+                yield json.loads(line.removeprefix(FOUND))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
-def profiled(command: Sequence[str]) -> Iterator[list[Launch]]:
-    """Launches of each call."""
+def profiled(command: Sequence[str]) -> Iterator[Record]:
+    """The summary of each call's launches, or why it was refused."""
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "kernels.csv")
         ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
         ncu += ["--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)]
         # kernels one by one: the profiler would see a captured graph as a whole
         environ = {**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="}
-        subprocess.run([*ncu, *command, "--part", "counted"], env=environ, check=True, stdout=subprocess.DEVNULL)
-        yield from between_flushes(launches(log.read_text()))
+        found = list(in_process([*ncu, *command], "counted", environ))
+        ran = [record for record in found if "refused" not in record]
+        for record, its_launches in zip(ran, between_flushes(launches(log.read_text())), strict=True):
+            record.update(summary(its_launches))
+        yield from found
 
 
 def launches(text: str) -> list[Launch]:
@@ -259,11 +361,10 @@ def summary(found: Sequence[Launch]) -> dict[str, Any]:
 def table(records: Sequence[dict[str, Any]]) -> str:
     """A row a call."""
     columns = ["part", *BUSY, *TAKEN, "GHz", "W", "us", "mJ"]
-    labels = [f"{record['cell']}, {record['direction']}, {record['peer']}" for record in records]
-    width = max(map(len, labels))
+    width = max(len(label(record)) for record in records)
     lines = [f"{'':{width}}" + "".join(f"{name:>9}" for name in columns)]
-    for label, record in zip(labels, records, strict=True):
-        lines.append(f"{label:{width}}" + "".join(f"{record[name]:>9}" for name in columns))
+    for record in records:
+        lines.append(f"{label(record):{width}}" + "".join(f"{record[name]:>9}" for name in columns))
     return "\n".join(lines)
 
 

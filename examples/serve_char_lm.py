@@ -27,6 +27,7 @@ from flax import nnx
 from tqdm import tqdm
 
 import jax_fa4
+from jax_fa4.arguments import at_least
 
 sys.path.insert(0, str(Path(__file__).parent))
 import train_char_lm as training
@@ -34,6 +35,8 @@ import train_char_lm as training
 PAGE_SIZE = 16
 CHUNK = 32  # characters of a prompt that one step reads
 TEMPERATURE = 0.7
+SHORTEST_PROMPT = 2  # characters: a step that reads several, and then one that reads one
+SHORTEST = SHORTEST_PROMPT + 1  # of prompt and answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +210,11 @@ def _pages(length: int) -> int:
     return -(-length // PAGE_SIZE)
 
 
+def pool_size(slots: int, length: int) -> int:
+    """Fewer pages than all slots would need for the longest requests, but enough for one of those."""
+    return max(slots * _pages(length) * 3 // 4, _pages(length))
+
+
 @dataclasses.dataclass
 class Reading:
     """A request in a slot: all its tokens so far, of which `cached` have been read."""
@@ -278,10 +286,13 @@ def _batch(slots: Sequence[Reading | None], page_table: np.ndarray) -> Batch:
 
 
 def random_requests(ids: np.ndarray, count: int, length: int, rng: np.random.Generator) -> list[Request]:
-    """Prompts from the text, of 2 characters to half of `length`, and answers that need not fill the rest."""
+    """Prompts from the text, of 2 characters to half of `length`, and answers that need not fill the rest.
+
+    `length` is at least 3.
+    """
     requests = []
     for number in range(count):
-        size = int(rng.integers(2, max(length // 2, 3)))
+        size = int(rng.integers(SHORTEST_PROMPT, max(length // 2, SHORTEST)))
         start = int(rng.integers(0, len(ids) - size))
         new = int(rng.integers(1, length - size + 1))
         requests.append(Request(number=number, prompt=ids[start : start + size], new=new))
@@ -305,12 +316,17 @@ def main() -> None:
     """Trains, serves three times, compares."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=800 if on_gpu else 200, help="of training")
-    parser.add_argument("--layers", type=int, default=6 if on_gpu else 2)
-    parser.add_argument("--heads", type=int, default=6 if on_gpu else 2, help=f"of {training.HEAD_DIM} features each")
-    parser.add_argument("--length", type=int, default=512 if on_gpu else 128, help="characters of prompt and answer")
-    parser.add_argument("--requests", type=int, default=256 if on_gpu else 24)
-    parser.add_argument("--slots", type=int, default=64 if on_gpu else 8, help="requests that are served at once")
+    parser.add_argument(
+        "--steps", type=at_least(training.FEWEST_STEPS), default=800 if on_gpu else 200, help="of training"
+    )
+    parser.add_argument("--layers", type=at_least(1), default=6 if on_gpu else 2)
+    heads_help = f"of {training.HEAD_DIM} features each"
+    parser.add_argument("--heads", type=at_least(1), default=6 if on_gpu else 2, help=heads_help)
+    length = 512 if on_gpu else 128
+    parser.add_argument("--length", type=at_least(SHORTEST), default=length, help="characters of prompt and answer")
+    parser.add_argument("--requests", type=at_least(1), default=256 if on_gpu else 24)
+    slots_help = "requests that are served at once"
+    parser.add_argument("--slots", type=at_least(1), default=64 if on_gpu else 8, help=slots_help)
     args = parser.parse_args()
 
     dtype = jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32)
@@ -321,7 +337,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     model = training.train(shape, dtype, ids, args.steps, rng, reports=1)
     requests = random_requests(ids, args.requests, args.length, rng)
-    num_pages = args.slots * _pages(args.length) * 3 // 4  # fewer than all slots would need for the longest requests
+    num_pages = pool_size(args.slots, args.length)
 
     caches = {"paged": PagedCache, "dense": DenseCache, "jax.nn": JaxNnCache}
     print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")

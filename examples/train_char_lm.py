@@ -21,12 +21,14 @@ from tqdm import tqdm
 
 import jax_fa4
 from jax_fa4 import cubins
+from jax_fa4.arguments import at_least
 from jax_fa4.configs import forward_config
 from jax_fa4.flax import attention_fn
 from jax_fa4.spec import AttentionSpec, MaskSpec
 from jax_fa4.support import why_unsupported
 
 HEAD_DIM = 64
+FEWEST_STEPS = 2  # the learning rate rises in the first, and falls behind it
 PROMPTS = ("The ", "If the ", "This is ")
 
 
@@ -181,11 +183,12 @@ def main() -> None:
     """Trains, reports, writes."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--layers", type=int, default=6 if on_gpu else 2)
-    parser.add_argument("--heads", type=int, default=6 if on_gpu else 2, help=f"of {HEAD_DIM} features each")
-    parser.add_argument("--length", type=int, default=512 if on_gpu else 64, help="characters the model sees")
-    parser.add_argument("--batch", type=int, default=32 if on_gpu else 8)
+    parser.add_argument("--steps", type=at_least(FEWEST_STEPS), default=800)
+    parser.add_argument("--layers", type=at_least(1), default=6 if on_gpu else 2)
+    heads_help = f"of {HEAD_DIM} features each"
+    parser.add_argument("--heads", type=at_least(1), default=6 if on_gpu else 2, help=heads_help)
+    parser.add_argument("--length", type=at_least(1), default=512 if on_gpu else 64, help="characters the model sees")
+    parser.add_argument("--batch", type=at_least(1), default=32 if on_gpu else 8)
     args = parser.parse_args()
 
     vocabulary, ids = characters()

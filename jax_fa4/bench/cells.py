@@ -75,7 +75,7 @@ def select(words: Iterable[str]) -> tuple[Cell, ...]:
     words = tuple(words)
     known = {word for cell in (*GRID, SMOKE) for word in (cell.kind, cell.name)}
     for word in words:
-        if word not in known and word not in map(str, GRID):
+        if word not in known and word not in map(str, (*GRID, SMOKE)):
             raise ValueError(f"no cell is called {word!r} (there are {', '.join(sorted(known))})")
     if not words:
         return GRID

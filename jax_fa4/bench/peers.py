@@ -90,7 +90,7 @@ class JaxPeer:
         run: dict[Direction, Call] = {"forward": lambda: forward(x.q, x.k, x.v)}
         seen: dict[Direction, np.ndarray] = {"forward": _seen(np.asarray(forward(x.q, x.k, x.v)))}
         refused: dict[Direction, str] = {}
-        if "backward" in (directions or cell.directions):
+        if "backward" in (cell.directions if directions is None else directions):
             try:
                 run["backward"] = backward = _backward(attend, x)
                 seen["backward"] = _seen(*map(np.asarray, backward()))
@@ -209,7 +209,7 @@ class TorchPeer:
         run: dict[Direction, Call] = {"forward": lambda: attend(q, k, v)}
         seen: dict[Direction, np.ndarray] = {"forward": _flat(attend(q, k, v))}
         refused: dict[Direction, str] = {}
-        if "backward" in (directions or cell.directions):
+        if "backward" in (cell.directions if directions is None else directions):
             try:
                 leaves = [array.detach().requires_grad_() for array in (q, k, v)]
                 result = attend(*leaves)

@@ -58,6 +58,10 @@ def test_cells_are_chosen_by_kind_and_name():
     assert cells.SMOKE not in cells.select(["prefill"])
 
 
+def test_what_is_printed_of_a_cell_chooses_it():
+    assert all(cell in cells.select([str(cell)]) for cell in (*cells.GRID, cells.SMOKE))
+
+
 def test_a_name_that_no_cell_has_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"no cell is called 'd65' \(there are d128, d192, d256, d64, .*window\)"):
         cells.select(["d64", "d65"])

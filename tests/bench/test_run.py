@@ -5,6 +5,7 @@ import pytest
 from jax_fa4.bench import peers
 from jax_fa4.bench.cells import SMOKE
 from jax_fa4.bench.clock import HostClock
+from jax_fa4.bench.operands import random_operands
 from jax_fa4.bench.run import time_cell
 
 from .stand_ins import KnownClock, StandIn
@@ -107,3 +108,10 @@ def test_a_peer_that_cannot_be_imported_says_so(source, monkeypatch, tmp_path):
     peer = peers.JaxPeer(name="x", package="x", module="jax_fa4_test_peer", attend=None)
     reasons = {None: "ModuleNotFoundError: No module named 'jax_fa4_test_peer'"}
     assert peer.why_missing() == reasons.get(source, "RuntimeError: no such GPU")
+
+
+@pytest.mark.parametrize(
+    ("directions", "seen"), [(None, {"forward", "backward"}), ([], {"forward"})], ids=["all", "none"]
+)
+def test_no_direction_is_not_every_direction(cell, directions, seen):
+    assert set(peers.PEERS["xla"].calls(cell, random_operands(cell), directions).seen) == seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -115,3 +116,23 @@ def test_it_serves_the_trained_model_and_reports(example, model, shape, monkeypa
     assert all(f"{name}: " in out for name in ("paged", "dense", "jax.nn"))
     assert out.count("tokens per second") == 3
     assert out.count("the same answer to 5 of 5") == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "lowest"),
+    [("--steps", 2), ("--layers", 1), ("--heads", 1), ("--length", 3), ("--requests", 1), ("--slots", 1)],
+)
+def test_sizes_too_small_are_refused_before_it_trains(example, option, lowest, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["serve_char_lm.py", option, str(lowest - 1)])
+    with pytest.raises(SystemExit, match="2"):
+        example.main()
+    assert f"argument {option}: must be at least {lowest}, got {lowest - 1}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 20, 40])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_the_pool_has_room_for_any_request(example, shape, slots, length):
+    cache = paged(example, dataclasses.replace(shape, length=length), slots, example.pool_size(slots, length))
+    requests = example.random_requests(np.arange(200), 20, length, np.random.default_rng(0))
+    assert max(request.length for request in requests) <= length
+    assert cache.take(0, length)

@@ -51,3 +51,19 @@ def test_the_text_is_english_sentences(example):
     lines = example.prose().splitlines()
     assert len(lines) > 500
     assert all(line[0].isupper() and line.endswith(".") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("option", "lowest"), [("--steps", 2), ("--layers", 1), ("--heads", 1), ("--length", 1), ("--batch", 1)]
+)
+def test_sizes_too_small_are_refused_before_it_trains(example, option, lowest, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_char_lm.py", option, str(lowest - 1)])
+    with pytest.raises(SystemExit, match="2"):
+        example.main()
+    assert f"argument {option}: must be at least {lowest}, got {lowest - 1}" in capsys.readouterr().err
+
+
+def test_the_fewest_steps_train(example):
+    shape = example.Shape(vocabulary=30, layers=1, heads=1, length=6, batch=1)
+    ids = np.random.default_rng(0).integers(0, 30, size=50)
+    example.train(shape, jnp.dtype("float32"), ids, example.FEWEST_STEPS, np.random.default_rng(0))
