@@ -9,10 +9,14 @@ import pytest
 
 from jax_fa4 import testing
 from jax_fa4.configs import backward_config
-from jax_fa4.emulator.launch import Options
+from jax_fa4.emulator.errors import Deadlock
+from jax_fa4.emulator.launch import Launch, Options
+from jax_fa4.emulator.run import run
+from jax_fa4.spec import AttentionSpec
 from jax_fa4.testing import Cell
 
 from .backward import Call, backward
+from .forward import parameters
 from .test_forward_sm90 import MODES, cell, compiled, extras_of, spec_of, window_of
 
 pytest.importorskip("cutlass", reason="kernels are compiled with CuTe DSL, which is not installed")
@@ -148,3 +152,27 @@ def test_one_cta_of_postprocess_waits_for_the_grid_ahead_and_all_for_their_sums(
     ctas = [result.stats.opcodes[0]["griddepcontrol.launch_dependents"] for result in results]
     waits = [result.stats.opcodes[0]["griddepcontrol.wait"] for result in results]
     assert (ctas, waits) == ([2, 1, 2], [0, 1, 1])
+
+
+def postprocess_with(done):
+    """dq of four query heads, two for each of the counts in `done`, of sums that are all one; 4 are to add."""
+    config = backward_config(AttentionSpec(dtype="float16", head_dim=72, head_dim_v=72, group=2), "sm_90a").postprocess
+    dq = np.full((1, config.tile_m, 4, config.head_dim), np.nan, np.float16)
+    arrays = {"dq": dq.view(np.uint16), "softmax_scale": np.array([0.5], np.float32)}
+    arrays["dq_sum"] = np.ones((1, 4, config.tile_m, config.sum_columns), np.float32)
+    arrays |= {"dq_turn": np.ones((1, 4, 1, config.dq_parts), np.int32), "dq_done": np.array([done], np.int32)}
+    sizes = {"q_len": config.tile_m, "q_heads": 4, "kv_heads": 2, "dq_adders": 4}
+    params = parameters(config, arrays, sizes)
+    launch = Launch(grid=(4, 1, 1), block=config.threads, params=params, smem_bytes=config.smem_bytes)
+    run(compiled(config), launch)
+    return dq
+
+
+def test_postprocess_turns_sums_to_which_all_have_added():
+    np.testing.assert_array_equal(postprocess_with(done=[4, 4]), 0.5)
+
+
+@pytest.mark.parametrize("done", [(3, 4), (4, 3)], ids=str)
+def test_postprocess_waits_for_the_last_that_adds_to_each_head(done):
+    with pytest.raises(Deadlock):
+        postprocess_with(done)

@@ -1,6 +1,7 @@
 """What the compiler makes of backward kernels: no register is spilled, and every product is there once."""
 
 import functools
+import re
 
 import pytest
 
@@ -27,6 +28,7 @@ SCORES = {  # likewise
     "softcap": {"has_softcap": True, "mask": MaskSpec(has_dense=True), "head_dim": 72, "head_dim_v": 104},
 }
 specs = pytest.mark.parametrize("spec", SPECS)
+counting = pytest.mark.parametrize("spec", ["d128", "d72-v104", "d96-window"])  # narrow, and postprocess starts early
 
 
 def config_of(spec):
@@ -67,6 +69,32 @@ def test_products_run_side_by_side(spec):
     """An assembler that is short of registers waits behind each of them, though nothing spills."""
     found = resources(spec)
     assert found.count("WARPGROUP") < found.count("HGMMA")  # fences before, waits behind
+
+
+def instructions(spec):
+    """Of the PTX, in order; comments and directives are none."""
+    lines = (line.strip() for line in cubins.get(config_of(spec)).ptx.splitlines())
+    return [" ".join(line.split()) for line in lines if line and line[0] not in "/."]
+
+
+def address_of(instruction):
+    return re.search(r"\[(.*?)\]", instruction).group(1)
+
+
+@counting
+def test_all_that_a_warp_has_added_to_dq_has_arrived_when_it_counts_itself(spec):
+    """With `.read` it would only have left shared memory. What is read as well is dq_turn, the other is dq_done."""
+    found = instructions(spec)
+    turns = {address_of(line) for line in found if line.startswith("ld.acquire.gpu")}
+    counts = [i for i, line in enumerate(found) if line.startswith("red.release.gpu")]
+    ahead = [found[i - 1] for i in counts if address_of(found[i]) not in turns]
+    assert ahead == ["cp.async.bulk.wait_group 0;"] * 2  # of each warpgroup's adding warp
+
+
+@counting
+def test_postprocess_may_start_once_its_counters_are_zero(spec):
+    found = [line for line in instructions(spec) if line.startswith("griddepcontrol")]
+    assert found == ["griddepcontrol.wait;", "griddepcontrol.launch_dependents;"]
 
 
 def wide_products(config, loops):

@@ -11,16 +11,17 @@ import pytest
 
 from jax_fa4 import attention, attention_qkv, attention_varlen, emulate, target_arch, testing
 from jax_fa4.emulator.launch import Options
+from jax_fa4.plan import evaluate
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')"
 )
 
 
-def operands(q_len=40, kv_len=130, heads=2, kv_heads=1, batch=(1,), **dims):
+def operands(q_len=40, kv_len=130, heads=2, kv_heads=1, batch=(1,), seed=0, **dims):
     sizes = {"q": q_len, "k": kv_len, "kv_heads": kv_heads, "group": heads // kv_heads}
     cell = testing.Cell(batch=batch, dtype="bfloat16", **{"head_dim": 64, **sizes, **dims})
-    return [testing.random(cell)[name] for name in "qkv"]
+    return [testing.random(cell, seed)[name] for name in "qkv"]
 
 
 CELL = testing.Cell(batch=(2,), q=70, k=150, kv_heads=2, group=2, head_dim=64, dtype="bfloat16", causal=True)
@@ -90,11 +91,11 @@ def test_jit_vmap_and_grad():
     ("cell", "by"),
     [
         (dataclasses.replace(CELL, kv_heads=1), ()),
-        (dataclasses.replace(CELL, q=200, k=100, batch=(1,), kv_heads=1, group=5, layout="BNTH"), ()),
+        (dataclasses.replace(CELL, q=200, k=100, batch=(1,), kv_heads=1, group=5, head_dim=72, layout="BNTH"), ()),
         (EVERYTHING, ("softmax_scale", "sinks", "softcap", "bias")),
         (dataclasses.replace(CELL, q=40, k=30, batch=(1,), kv_heads=1, head_dim=192), ("softmax_scale",)),
     ],
-    ids=["BTNH", "BNTH-shared-heads", "every-operand", "d192"],
+    ids=["BTNH", "BNTH-shared-heads-d72", "every-operand", "d192"],
 )
 def test_results_and_gradients_come_from_the_kernels(cell, by):
     x = testing.random(cell)
@@ -208,11 +209,7 @@ def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deter
         results, pullback = jax.vjp(call, {name: x[name] for name in wanted})
         (got,) = jax.block_until_ready(pullback((jnp.asarray(dout), jnp.asarray(dlse))))
     assert_packed_exact(x, *results)
-    exact = testing.gradients_varlen(x, dout, dlse)
-    rough = testing.gradients_varlen(x, dout, dlse, testing.rounded_gradients)
-    for name, gradient in got.items():
-        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
-        assert error <= testing.error_bound(exact[name], rough[name], "bfloat16", 3), name
+    assert_packed_gradients_exact(x, dout, dlse, got)
     for name in "qkv":
         assert not np.asarray(got[name], np.float32)[np.isnan(x[name].astype(np.float32)).any(axis=(1, 2))].any()
     kernels = [launch.entry.split("_sm_90a")[0].removeprefix("jax_fa4_") for launch in launches]
@@ -220,6 +217,63 @@ def test_gradients_of_packed_sequences_are_exact_whatever_lies_beside_them(deter
     backward = ["schedule", "schedule", "preprocess", main, "postprocess"]
     backward += ["backward_scores_total"] * ("softcap" in by)
     assert kernels == ["schedule", "forward", *backward]
+
+
+@needs_compiler
+def test_entries_of_packed_sequences_count_together_who_has_added_to_dq():
+    """Above head dim 64 the last kernel starts early and goes by that count."""
+    dims = {"heads": 4, "kv_heads": 2, "head_dim": 72}
+    entries = [
+        packed(q_len=40, kv_len=40, dims=dims, cu_seqlens_q=[0, 3, 40], kv_lengths=[2, 30]),
+        packed(q_len=40, kv_len=40, dims=dims | {"seed": 1}, cu_seqlens_q=[1, 20, 39], kv_lengths=[19, 19]),
+    ]
+    together = {name: np.stack([x[name] for x in entries]) for name in entries[0]}
+    others = {name: together.pop(name) for name in list(together) if name not in "qkv"}
+    rng = np.random.default_rng(3)
+    dout = rng.standard_normal(together["q"].shape).astype(together["q"].dtype)
+    dlse = rng.standard_normal((2, 4, 40)).astype(np.float32)
+
+    def call(wrt):
+        attend = functools.partial(attention_varlen, return_lse=True, implementation="emulate")
+        return jax.vmap(lambda wrt, others: attend(**wrt, **others))(wrt, others)
+
+    with emulate.recording() as launches:
+        results, pullback = jax.vjp(call, together)
+        (got,) = jax.block_until_ready(pullback((jnp.asarray(dout), jnp.asarray(dlse))))
+    assert "_postprocess_" in launches[-1].entry
+    for i, x in enumerate(entries):
+        assert_packed_exact(x, *(array[i] for array in results))
+        assert_packed_gradients_exact(x, dout[i], dlse[i], {name: array[i] for name, array in got.items()})
+
+
+@needs_compiler
+@pytest.mark.parametrize(("kv_len", "ctas", "tickets"), [(170, 2, 8), (170, 3, 8), (1100, 2, 8), (1100, 3, 0)])
+def test_ctas_share_the_tiles_of_packed_sequences(monkeypatch, kv_len, ctas, tickets):
+    """By a ticket for each of the eight where sequences are short or tiles are many, else in equal shares."""
+    taken, run_plan = [], emulate.run_plan
+
+    def run(plan, ptx, buffers):
+        run_plan(plan, ptx, buffers)
+        names = [spec.name for spec in plan.buffers]
+        taken.append(buffers[names.index("q_schedule")].memory.flat[2])
+
+    monkeypatch.setattr(emulate, "run_plan", run)
+    monkeypatch.setattr(emulate, "evaluate", functools.partial(evaluate, multiprocessors=ctas))
+    offsets = {"cu_seqlens_q": [0, 64, 165], "cu_seqlens_kv": [0, 20, kv_len], "q_lengths": [60, 101]}
+    x = packed(q_len=165, kv_len=kv_len, dims={"heads": 4}, **offsets, kv_lengths=[9, kv_len])
+    with emulate.recording(Options(order="random", resident_clusters=ctas, seed=1)) as launches:
+        out, lse = jax.block_until_ready(attention_varlen(**x, return_lse=True, implementation="emulate"))
+    assert_packed_exact(x, out, lse)
+    assert launches[-1].result.stats.opcodes[0]["griddepcontrol.wait"] == ctas
+    assert taken == [tickets]
+
+
+def assert_packed_gradients_exact(x, dout, dlse, gradients):
+    exact = testing.gradients_varlen(x, dout, dlse)
+    rough = testing.gradients_varlen(x, dout, dlse, testing.rounded_gradients)
+    for name, gradient in gradients.items():
+        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
+        assert error <= testing.error_bound(exact[name], rough[name], "bfloat16", 3), name
 
 
 def assert_packed_exact(x, out, lse):
