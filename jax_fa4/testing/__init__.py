@@ -13,7 +13,7 @@ Example:
 Nothing here is fast: whole score matrices are made, in float64. Shape letters as in `jax_fa4.attention`.
 """
 
-from jax_fa4.testing.bounds import error_bound
+from jax_fa4.testing.bounds import error_bound, error_ratio
 from jax_fa4.testing.cells import Cell, np_dtype, random
 from jax_fa4.testing.packed import attention_paged, attention_varlen, gradients_varlen
 from jax_fa4.testing.reference import Forward, attention, gradients, rounded, rounded_gradients, visible
@@ -25,6 +25,7 @@ __all__ = [
     "attention_paged",
     "attention_varlen",
     "error_bound",
+    "error_ratio",
     "gradients",
     "gradients_varlen",
     "np_dtype",

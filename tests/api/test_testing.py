@@ -100,3 +100,21 @@ def test_the_bound_is_the_rounded_error_and_two_units_in_the_last_place():
     assert testing.error_bound(exact, rounded, "bfloat16") == 2 * 0.125 + 2 * 2**-6
     assert testing.error_bound(exact, rounded, "float32", factor=3) == 3 * 0.125 + 2 * 2**-22
     assert testing.error_bound(exact[2:], rounded[2:], "float32") == 0
+
+
+def test_a_tile_of_small_values_has_a_bound_of_its_own():
+    exact = np.ones((2, 4096))
+    exact[1] = 0.01
+    rounded = exact * np.where(np.arange(4096) % 2, 1.01, 0.99)
+    assert testing.error_ratio(rounded, exact, rounded, "bfloat16") <= 0.5
+    got = exact.copy()
+    got[1] = 0  # within the largest error of all, but all of that tile
+    assert np.abs(got - exact).max() <= testing.error_bound(exact, rounded, "bfloat16")
+    assert testing.error_ratio(got, exact, rounded, "bfloat16") > 10
+
+
+def test_an_error_of_one_element_counts_as_much_as_it_may_be():
+    exact, rounded = np.array([1.5, -3.0, -np.inf]), np.array([1.5, -3.125, -np.inf])
+    got = np.array([1.5, -3.0 + 0.28125, -np.inf])
+    assert testing.error_ratio(got, exact, rounded, "bfloat16") == 1
+    assert testing.error_ratio(exact[2:], exact[2:], rounded[2:], "bfloat16") == 0
