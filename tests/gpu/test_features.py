@@ -1,5 +1,6 @@
 """Every feature of the forward on a GPU, alone and with others: our kernel against exact attention."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -9,7 +10,11 @@ import pytest
 
 import jax_fa4
 from jax_fa4 import testing
+from jax_fa4.configs import forward_config
+from jax_fa4.spec import AttentionSpec, MaskSpec
 from jax_fa4.testing import Cell
+
+from ..pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
 
@@ -28,21 +33,95 @@ FEATURES = {
     "sinks": {"sinks": True},
 }
 TOGETHER = [
-    {"q_lengths": (333, 70), "kv_lengths": (1, 500), "causal": True},
     {"kv_lengths": (0, 257), "window": (40, None), "q_offset": -5, "sinks": True},
     {"segments": 3, "causal": True, "kv_lengths": (500, 130), "q_lengths": (100, 333)},
-    {"segments": 4, "mask": "keys", "sinks": True, "softcap": 5.0},
-    {"bias": "shared", "mask": "shared", "causal": True, "head_dim": 64},
-    {"bias": "keys", "softcap": 30.0, "q_lengths": (20, 333), "window": (200, 0)},
-    {"bias": "full", "segments": 2, "kv_lengths": (400, 33), "head_dim": 192, "head_dim_v": 128},
-    {"mask": "full", "softcap": 10.0, "window": (30, 100), "q_offset": 60, "head_dim": 256},
     {"bias": "full", "mask": "full", "softcap": 3.0, "segments": 2, "sinks": True, "q_lengths": (333, 128)}
     | {"kv_lengths": (500, 127), "window": (200, 100), "q_offset": 10},
+]
+CLASSES = {  # of head dims that have rows of their own in a table of configs
+    "d64": {"head_dim": 64},
+    "d96": {"head_dim": 96},
+    "d128": {"head_dim": 128},
+    "d192.128": {"head_dim": 192, "head_dim_v": 128},
+    "d192": {"head_dim": 192},
+    "d256": {"head_dim": 256},
+}
+BOUNDS = ({}, {"causal": True}, {"window": (150, None)}, {"window": (100, 30)}, {"window": (70, 5), "q_offset": -9})
+GROUPS = {1: 2, 2: 2, 3: 1, 8: 1}  # kv heads
+FACTORS = {
+    "head_dims": tuple(CLASSES),
+    "dtype": ("bfloat16", "float16"),
+    "bounds": (*BOUNDS[:3], BOUNDS[4]),
+    "layout": ("BTNH", "BNTH"),
+    "group": tuple(GROUPS),
+    "edge": (-1, 1),
+    "has_lengths": (False, True),
+    "segments": (None, 3),
+    "mask": (None, "full", "shared"),
+    "bias": (None, "full", "keys"),
+    "softcap": (None, 20.0),
+    "sinks": (False, True),
+}
+SELECTING = {  # what selects a table of configs
+    "lengths": {"has_lengths": True},
+    "segments": {"segments": 3},
+    "segments and lengths": {"segments": 3, "has_lengths": True},
+    "softcap": {"softcap": 20.0},
+}
+
+
+def at_edges(*, head_dims, bounds, group=2, edge=1, has_lengths=False, **features):
+    """A cell of as many queries and keys as tiles hold, and `edge`; lengths of one more and one less."""
+    fields = {**CLASSES[head_dims], **bounds, **features}
+    cell = Cell(**fields, group=group, kv_heads=GROUPS[group], kv_lengths=(1, 1) if has_lengths else None)
+    config = forward_config(spec_of(cell), "sm_90a")
+    q, k = (-(-least // tile) * tile + edge for least, tile in ((150, config.tile_m), (200, config.tile_n)))
+    lengths = {"q_lengths": (config.tile_m - 1, q), "kv_lengths": (config.tile_n + 1, 2 * config.tile_n - 1)}
+    return dataclasses.replace(cell, q=q, k=k, **(lengths if has_lengths else {}))
+
+
+def spec_of(cell):
+    mask = MaskSpec(
+        has_left=cell.window[0] is not None,
+        has_right=cell.causal or cell.window[1] is not None,
+        has_q_offset=cell.q_offset is not None,
+        has_q_lengths=cell.q_lengths is not None,
+        has_kv_lengths=cell.kv_lengths is not None,
+        has_segments=cell.segments is not None,
+        has_dense=cell.mask is not None,
+    )
+    return AttentionSpec(
+        dtype=cell.dtype,
+        head_dim=cell.head_dim,
+        head_dim_v=cell.value_dim,
+        group=cell.group,
+        mask=mask,
+        has_softcap=cell.softcap is not None,
+        has_sinks=cell.sinks,
+        bias_dtype=None if cell.bias is None else "float32",
+        layout=cell.layout,
+    )
+
+
+PAIRS = [at_edges(**row) for row in pairwise(FACTORS)]
+SHIPPED = [  # those of other head dims are in test_forward.py
+    at_edges(head_dims=head_dims, dtype=dtype, bounds=bounds, edge=1 if dtype == "bfloat16" else -1)
+    for head_dims, dtype, bounds in itertools.product(
+        ("d96", "d192.128", "d192", "d256"), ("bfloat16", "float16"), BOUNDS[:4]
+    )
+]
+ROWS = [
+    at_edges(head_dims=head_dims, dtype="bfloat16", bounds=BOUNDS[(i + j) % 4], group=3, **features)
+    for (i, head_dims), (j, features) in itertools.product(enumerate(CLASSES), enumerate(SELECTING.values()))
+    if head_dims not in ("d64", "d128") or len(features) > 1
 ]
 CELLS = [
     *(Cell(**{**BASE, **feature}) for feature in FEATURES.values()),
     *(Cell(**{**BASE, "head_dim": 64, "dtype": "float16", **feature}) for feature in FEATURES.values()),
     *(Cell(**{**BASE, **features}) for features in TOGETHER),
+    *PAIRS,
+    *SHIPPED,
+    *ROWS,
     *(Cell(**{**BASE, "head_dim": d, "head_dim_v": e, "q": 200, "k": 333, "causal": True}) for d, e in HEAD_DIMS),
     *(
         Cell(**{**BASE, "head_dim": d, "q": q, "k": k})
