@@ -96,8 +96,8 @@ def attention_paged(
     Lengths, offsets and page table stay on the device: other values compile nothing. On a Hopper GPU the keys that a
     sequence's queries see are cut into 8 splits, but of 1024 keys at least and 4096 at most (512 K where K is below 8),
     which CTAs compute side by side. That depends on the sequence's own lengths alone, so its results have the same bits
-    in any batch, alone or among others, padded or packed. (Where packed queries are many, T * N beyond 4096, a sequence
-    has 2**19 // (T * N) splits at most: if that cuts their number its bits depend on T.)
+    in any batch, alone or among others, padded or packed. (Where T is large a sequence has fewer splits, and if that
+    cuts their number its bits depend on T: 2**19 // (T * N) of packed queries, 2**16 // (T * N) with q_lengths.)
 
     Gradients are computed by blockwise JAX, on a GPU too: `implementation="kernel"` makes asking for them an error.
     Blockwise JAX gathers about 256 keys of each sequence at a time, and only where a query of any sequence sees one of

@@ -269,7 +269,7 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
         out, lse = pointers["partial_out"], pointers["partial_lse"]
     inputs = Inputs(*(pointers.get(name) for name in Inputs._fields))
     names = ("q_len", "kv_len", "q_heads", "kv_heads", "batch")
-    splits = _scalars(config, ("num_splits", "min_split_keys")) if config.is_split else {}
+    splits = _scalars(config, ("num_splits",)) if config.is_split else {}
     pages = Pages(**_scalars(config, Pages._fields)) if config.page_size is not None else None
     extents = Extents(
         **_scalars(config, names),
@@ -277,7 +277,6 @@ def _compile_grouped_sm100(config: GroupedSm100Config, options: str) -> Any:
         k=rows("k"),
         v=rows("v"),
         num_splits=splits.get("num_splits"),
-        min_split_keys=splits.get("min_split_keys"),
         page_table=pointers.get("page_table"),
         pages=pages,
     )

@@ -52,6 +52,7 @@ EMPTY_ROWS = 4
 COMBINE_WARPS = 4
 FLOAT_BYTES = 4
 MAX_PARTIAL_ROWS = 1 << 19  # of packed queries, times splits: 256 MiB of float32 with head dim 128
+MAX_PADDED_PARTIAL_ROWS = 1 << 16  # of each sequence that has a length of its own: 32 MiB
 TILE_ROWS = WARPGROUP_ROWS  # queries times heads of a group
 DTYPES = ("bfloat16", "float16")
 Merge = Literal["cluster", "few", "many"]

@@ -110,7 +110,7 @@ class GroupedSm100Config(ForwardSm100Config):
             *(ScalarParam(name=name) for name in extents),
             *self._rows("q", ("batch", "q_len", "q_heads", "head_dim")),
             *(self._pools() if self.gathers_keys else ()),
-            *((ScalarParam(name="num_splits"), ScalarParam(name="min_split_keys")) if self.is_split else ()),
+            *((ScalarParam(name="num_splits"),) if self.is_split else ()),
             *(self._pages() if self.page_size is not None else ()),
         )
 

@@ -29,7 +29,6 @@ Extent = Literal[
     "group",
     "head_splits",  # CTAs that share the query heads of a kv head
     "num_splits",
-    "min_split_keys",
     "row_warps",  # that merge the splits of a query
     "q_batch_stride",  # elements from one batch entry to the next
     "q_row_stride",

@@ -24,7 +24,7 @@ from jax_fa4.configs import (
     PointerParam,
     ScheduleConfig,
 )
-from jax_fa4.configs.decode import COMBINE_WARPS, MIN_SPLIT_KEYS, ROWS_PER_MIN_SPLIT, TILE_ROWS
+from jax_fa4.configs.decode import COMBINE_WARPS, TILE_ROWS
 from jax_fa4.configs.schedule import num_slots
 from jax_fa4.plan.axes import OFFSETS, SEQUENCE_LENGTHS, Axes
 from jax_fa4.plan.bind import SCALARS, SEGMENT_ENDS, Buffers, Kernel, axes_of
@@ -161,7 +161,6 @@ class _Buffers(Buffers):
             "head_dim": self._of("q", "d"),
             "head_dim_v": self._of("out", "e"),
             "num_splits": splits,
-            "min_split_keys": ceil_div(q_len * group, ROWS_PER_MIN_SPLIT) * MIN_SPLIT_KEYS,
         }
         if not isinstance(self.config, DecodeConfig):
             extents |= {"q_tiles": self.tiles_of_a_head(), "range": SEGMENT_ENDS, **self.dense_extents()}

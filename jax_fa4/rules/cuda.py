@@ -25,7 +25,7 @@ from jax_fa4.configs import (
     score_configs,
 )
 from jax_fa4.configs.backward import BackwardConfig
-from jax_fa4.configs.decode import MAX_PARTIAL_ROWS, max_splits, merge_of, prefers_decode
+from jax_fa4.configs.decode import MAX_PADDED_PARTIAL_ROWS, MAX_PARTIAL_ROWS, max_splits, merge_of, prefers_decode
 from jax_fa4.configs.head_splits import head_splits
 from jax_fa4.configs.schedule import num_slots
 from jax_fa4.operands import Operands
@@ -231,12 +231,7 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     schedules = [query_schedule(spec, c) if isinstance(c, DecodeConfig) else None for c in configs]
     batch, (t, n), e = x.q.shape[:-3], x.q.shape[-3:-1], x.v.shape[-1]
     kv_heads = x.k.shape[-2]
-    kv_len, heads = x.seqlen_k, 1 if target.splits else kv_heads  # of fewer heads sequences have more splits
-    if x.cu_seqlens_q is not None:  # a sequence may have one row, and so be split the most
-        kv_len, rows = kv_len // max(x.cu_seqlens_q.shape[-1] - 1, 1), 1
-    num_splits = max_splits(rows, kv_len, heads)
-    if x.cu_seqlens_q is not None:
-        num_splits = max(min(num_splits, MAX_PARTIAL_ROWS // (t * n)), 1)
+    num_splits = _num_splits(x, spec, 1 if target.splits else kv_heads)  # of fewer heads sequences have more
     places = _num_tiles(t, max(configs[0].tile_rows // spec.group, 1), x.cu_seqlens_q)
     tiles = places * math.prod((*batch, kv_heads))
     merge = merge_of(num_splits, tiles if len(configs) == 1 and isinstance(tiles, int) else None)
@@ -273,6 +268,19 @@ def _decode(x: Operands, spec: AttentionSpec, target: Target) -> list[jax.Array]
     if is_paged:
         out, lse = jnp.moveaxis(out, 0, 1), jnp.moveaxis(lse, 0, 1)
     return [from_query_heads(out), lse.reshape(*batch, n, t)]
+
+
+def _num_splits(x: Operands, spec: AttentionSpec, kv_heads: int) -> int:
+    """The most splits of a sequence: with a length of its own it may have one row, and so be split the most."""
+    t, n = x.q.shape[-3:-1]
+    if x.cu_seqlens_q is not None:
+        kv_len = x.seqlen_k // max(x.cu_seqlens_q.shape[-1] - 1, 1)
+        splits = min(max_splits(1, kv_len, kv_heads), MAX_PARTIAL_ROWS // (t * n))
+    elif x.q_lengths is not None:
+        splits = min(max_splits(1, x.seqlen_k, kv_heads), MAX_PADDED_PARTIAL_ROWS // (t * n))
+    else:
+        splits = max_splits(t * spec.group, x.seqlen_k, kv_heads)
+    return max(splits, 1)
 
 
 def _backward(

@@ -56,13 +56,7 @@ class Splits(NamedTuple):
     blocks: Index
 
     @classmethod
-    def of(cls, whole: Visit, min_blocks: Index) -> Splits:
-        """Of all that `whole` visits: so many blocks each or, if that gives more splits, a MAX_SPLITSth of them."""
-        blocks = cutlass.max(divide(whole.num_n_blocks + (MAX_SPLITS - 1), MAX_SPLITS), min_blocks)
-        return cls(whole.first + 1 - whole.num_n_blocks, blocks)
-
-    @classmethod
-    def of_keys(cls, whole: Visit, keys: SplitKeys, tile_n: int, max_splits: Index) -> Splits:
+    def of(cls, whole: Visit, keys: SplitKeys, tile_n: int, max_splits: Index) -> Splits:
         """Of all that `whole` visits."""
         return cls(whole.first + 1 - whole.num_n_blocks, keys.blocks(whole.num_n_blocks, tile_n, max_splits))
 

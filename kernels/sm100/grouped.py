@@ -28,7 +28,7 @@ from ..core.heads import Rows
 from ..core.inputs import Inputs
 from ..core.rows import GlobalRows
 from ..core.scheduler import Grid
-from ..core.splits import Splits
+from ..core.splits import SplitKeys, Splits
 from .correction import Correction, PartialRow
 from .forward import EARLY_WEIGHTS, ForwardSm100
 from .load_grouped import GroupedLoad, box_layout
@@ -100,7 +100,8 @@ class GroupedSm100(ForwardSm100):
         within = calls.key_blocks(inputs, one_head, tile, tile.m_block, config.tile_m)
         visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, within)
         if split is not None:
-            splits = Splits.of(visit, divide(grid.min_split_keys, config.tile_n))
+            keys = SplitKeys.of(seq.q_len * group, grid.kv_heads)
+            splits = Splits.of(visit, keys, config.tile_n, grid.num_splits)
             begin, end = splits.within(split)
             some = (begin, end) if within is None else within._replace(begin=begin, end=end)
             visit = self.bounds.visit_rows(*rows.queries(config.tile_m), seq, some)

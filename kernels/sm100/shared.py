@@ -82,7 +82,6 @@ class Extents(NamedTuple):
     k: GlobalRows | None = None
     v: GlobalRows | None = None
     num_splits: Int32 | None = None
-    min_split_keys: Int32 | None = None
     page_table: cute.Pointer | None = None
     pages: Pages | None = None
     schedule: cute.Pointer | None = None  # of packed sequences: their tiles

@@ -333,7 +333,6 @@ class DecodeSm90:
             num_queries = cutlass.min(call.tile_queries, extents.q_len - first_query)
             tile = Tile(first_query, first_query, num_queries, kv_head, batch, batch, part)
             seq = calls.sequence(call.inputs, extents, tile, window)
-            own_queries = extents.q_len
         else:
             position, kv_head = divide_with_rest(index, extents.kv_heads)
             packed = read_tile(call.schedule, position)
@@ -342,10 +341,9 @@ class DecodeSm90:
             row = packed.begin + first_query
             tile = Tile(first_query, row, num_queries, kv_head, packed.batch, packed.other_begin, part)
             seq = packed.sequence(*window)
-            own_queries = packed.length
         whole = self.visit(call, tile, seq)
-        keys = SplitKeys.of(own_queries * call.group, extents.kv_heads)
-        splits = Splits.of_keys(whole, keys, self.config.tile_n, extents.num_splits)
+        keys = SplitKeys.of(seq.q_len * call.group, extents.kv_heads)
+        splits = Splits.of(whole, keys, self.config.tile_n, extents.num_splits)
         num_splits = splits.count(whole)
         chunk = divide(num_splits + (call.parts - 1), call.parts)
         first_split = part * chunk

@@ -120,6 +120,14 @@ def test_packed_queries_have_the_bits_of_padded_ones():
     assert got.lse.tobytes() == np.ascontiguousarray(np.moveaxis(padded.lse, 1, 0)).tobytes()
 
 
+def test_a_sequence_has_the_same_bits_padded_to_any_length():
+    x = in_pages((2100,), 16, 20)  # 40 rows of a kv head, of which one query has 2
+    padded, _ = call_paged(x | {"q_lengths": np.array([1], np.int32)}, RANDOM)
+    alone, _ = call_paged(x | {"q": x["q"][:, :1]})  # three splits
+    assert padded.out[:, :1].tobytes() == alone.out.tobytes()
+    assert np.ascontiguousarray(padded.lse[..., :1]).tobytes() == alone.lse.tobytes()
+
+
 def test_an_index_outside_the_pool_reads_the_nearest_page():
     x = in_pages((32,), 16)
     last = len(x["k_pages"]) - 1

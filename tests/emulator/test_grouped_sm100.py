@@ -152,6 +152,7 @@ def test_every_feature_with_every_group(cell, mode, seed):
     "cell",
     [
         cell(k=1100, kv_heads=2, group=3),  # two splits
+        cell(k=8300, kv_heads=3, group=1, head_dim=8),  # eight, and more if they had 1024 keys each
         cell(k=520, q=2, batch=(3,), kv_lengths=(520, 0, 513), q_lengths=(2, 1, 0), causal=True, sinks=True),
     ],
     ids=str,

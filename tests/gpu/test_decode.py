@@ -138,6 +138,18 @@ def test_a_sequence_has_the_same_bits_in_any_batch():
         np.testing.assert_array_equal(alone.lse[0], together.lse[b])
 
 
+def test_a_sequence_has_the_same_bits_padded_to_any_length():
+    queries = (1, 40, 3)
+    x = in_pages((5000, 20000, 2100), 16, q=40)
+    padded = call_paged(x | {"q_lengths": np.array(queries, np.int32)})
+    for b, count in enumerate(queries):
+        one = {name: x[name][b : b + 1] for name in ("page_table", "kv_lengths")}
+        alone = call_paged(x | one | {"q": x["q"][b : b + 1, :count]})
+        np.testing.assert_array_equal(padded.out[b, :count], alone.out[0])
+        np.testing.assert_array_equal(padded.lse[b, :, :count], alone.lse[0])
+        assert (padded.out[b, count:] == 0).all()
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 7, 1000])
 def test_splits_have_the_same_bits_on_a_device_of_any_size(monkeypatch, multiprocessors):
     x = testing.random(Cell(**{**BASE, "batch": (30,), "kv_heads": 8, "k": 4000, "causal": True}))

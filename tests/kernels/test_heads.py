@@ -31,11 +31,13 @@ def test_rows_of_one_head_are_its_queries():
     assert rows.queries(128) == (256, 384)
 
 
-@pytest.mark.parametrize(("blocks", "min_blocks"), [(1, 8), (9, 8), (64, 8), (1024, 8), (1025, 8), (5000, 8), (0, 8)])
-def test_splits_have_every_block_once_and_the_first_ones_have_some(blocks, min_blocks):
-    first_block = 3
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("blocks", [1, 9, 64, 73, 1024, 1025, 5000, 0])
+def test_splits_have_every_block_once_and_the_first_ones_have_some(blocks, kv_heads):
+    first_block, min_blocks, tile_n = 3, 8, 128
     whole = Visit(first_block + blocks - 1, blocks, ())
-    splits = Splits.of(whole, min_blocks)
+    most = decode.max_splits(1, blocks * tile_n, kv_heads)
+    splits = Splits.of(whole, SplitKeys.of(1, kv_heads), tile_n, max(most, 1))
     ranges = [splits.within(split) for split in range(MAX_SPLITS)]
     clipped = [range(begin, min(end, first_block + blocks)) for begin, end in ranges]
     assert [block for part in clipped for block in part] == list(range(first_block, first_block + blocks))
@@ -54,6 +56,6 @@ def test_plans_have_room_for_all_splits_that_a_kernel_makes(rows, kv_heads):
     for length, limit in most.items():
         whole = Visit(0, -(-length // tile_n), ())
         for visit in (whole, Visit(0, whole.num_n_blocks // 3, ())):
-            splits = [Splits.of_keys(visit, keys, tile_n, room) for room in (limit, MAX_SPLITS)]
+            splits = [Splits.of(visit, keys, tile_n, room) for room in (limit, MAX_SPLITS)]
             assert splits[0] == splits[1]  # however many keys a sequence could have
             assert splits[0].count(visit) <= limit
