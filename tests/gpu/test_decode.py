@@ -1,6 +1,7 @@
 """Few queries and many keys on a GPU, contiguous and in pages: our kernels against exact attention."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ CELLS = [
     ),
     Cell(**{**BASE, "batch": (2, 3), "kv_heads": 3, "layout": "BNTH", "causal": True, "q": 2}),
 ]
-PAGE_SIZES = [1, 3, 4, 16, 48, 64, 256, 1000]
+PAGE_SIZES = [1, 3, 4, 16, 48, 64, 128, 256, 1000]  # a tile has 128 keys
 PAGED = [
     {"q": 1},
     {"q": 70, "group": 3, "window": (700, None)},  # several tiles
@@ -110,6 +111,77 @@ def test_keys_may_lie_in_pages_of_any_size(page_size, options):
     assert_close(got, exact, rounded, str(x["q"].dtype), 3 if "softcap" in x else 2)
 
 
+def with_full_pools(x):
+    """The same call with numbers in every row of every page."""
+    rng = np.random.default_rng(7)
+    return x | {name: rng.standard_normal(x[name].shape).astype(x[name].dtype) for name in ("k_pages", "v_pages")}
+
+
+def test_an_index_outside_the_pool_reads_the_nearest_page():
+    x = with_full_pools(in_pages((1500, 0, 1, 777), 16))
+    last = len(x["k_pages"]) - 1
+    wrong = x["page_table"].copy()
+    wrong[0, :4], wrong[2, 0], wrong[3, 47:49] = (-1, -(2**31), last + 1, 2**31 - 1), -7, (last + 1, 99_999)
+    right = x | {"page_table": np.clip(wrong, 0, last)}
+    got = call_paged(x | {"page_table": wrong})
+    assert_close(got, testing.attention_paged(right), testing.attention_paged(right, testing.rounded), "bfloat16", 2)
+    jax.tree.map(np.testing.assert_array_equal, got, call_paged(right))
+
+
+@pytest.mark.parametrize("page_size", [16, 256])
+def test_pages_left_of_a_window_are_not_read(page_size):
+    lengths, left = (5000, 300, 0, 2049), 700
+    x = in_pages(lengths, page_size, q=2, window=(left, None))
+    poisoned = x | {name: x[name].copy() for name in ("k_pages", "v_pages")}
+    for table, length in zip(x["page_table"], lengths, strict=True):
+        first_tile = max(length - 2 - left, 0) // 128 * 128
+        for name in ("k_pages", "v_pages"):
+            poisoned[name][table[: first_tile // page_size]] = np.nan
+    assert sum(np.isnan(page.astype(np.float32)).all() for page in poisoned["k_pages"]) > 3 + 4000 // page_size
+    jax.tree.map(np.testing.assert_array_equal, call_paged(poisoned), call_paged(x))
+
+
+@pytest.mark.parametrize(("sequences", "queries"), [(0, 1), (0, 0), (3, 0)])
+def test_without_sequences_or_queries_there_is_nothing(sequences, queries):
+    x = in_pages((300, 0, 77), 16, q=1)
+    x |= {"q": np.zeros((sequences, queries, 8, 128), x["q"].dtype)}
+    x |= {name: x[name][:sequences] for name in ("page_table", "kv_lengths")}
+    out, lse = call_paged(x)
+    assert (out.shape, lse.shape) == (x["q"].shape, (sequences, 8, queries))
+
+
+def test_a_length_below_zero_is_none():
+    x = in_pages((1500, 0, 0, 777), 16, q=2, q_lengths=np.array([2, 1, 2, 0], np.int32))
+    below = {name: np.where(x[name] == 0, -1, x[name]) for name in ("kv_lengths", "q_lengths")}
+    jax.tree.map(np.testing.assert_array_equal, call_paged(x | below), call_paged(x))
+
+
+def test_tokens_are_appended_to_the_pool_itself():
+    shape, new = (
+        (500, 16, 2, 128),
+        np.random.default_rng(0).standard_normal((2, 3, 1, 2, 128)).astype(testing.np_dtype("bfloat16")),
+    )
+    table, positions = np.array([[4, 0], [499, 7], [3, 2]], np.int32), np.array([[17], [0], [-1]], np.int32)
+    pools = [jnp.full(shape, n, jnp.bfloat16) for n in (1, 2)]
+    program = jax.jit(jax_fa4.append_kv, donate_argnums=(0, 1)).lower(*pools, *new, table, positions).compile()
+    assert not re.findall(r"= bf16\[500,16,2,128\]\S* copy(?:-start)?\(", program.as_text())
+    places = [pool.unsafe_buffer_pointer() for pool in pools]
+    result = program(*pools, *map(jnp.asarray, new), jnp.asarray(table), jnp.asarray(positions))
+    assert [pool.unsafe_buffer_pointer() for pool in result] == places
+    for n, (pool, tokens) in enumerate(zip(result, new, strict=True), 1):
+        expected = np.full(shape, n, tokens.dtype)
+        expected[0, 1], expected[499, 0] = tokens[0, 0], tokens[1, 0]
+        np.testing.assert_array_equal(pool, expected)
+
+
+def test_parts_of_the_keys_combine_to_the_whole():
+    x = testing.random(Cell(**{**BASE, "q": 3}))
+    parts = [slice(0, 300), slice(300, 300), slice(300, 1411), slice(1411, 3000)]
+    results = [call(x | {name: x[name][:, part] for name in "kv"}) for part in parts]
+    got = testing.Forward(*jax.jit(jax_fa4.combine)(*map(jnp.stack, zip(*results, strict=True))))
+    assert_close(got, testing.attention(x), testing.rounded(x), "bfloat16", 3)
+
+
 def test_a_decoded_token_is_the_one_that_the_whole_sequence_gives():
     x = testing.random(Cell(**{**BASE, "q": 700, "k": 700, "causal": True}))
     whole, exact, rounded = call(x), testing.attention(x), testing.rounded(x)
@@ -174,8 +246,11 @@ PACKED_LENGTHS = (1500, 0, 1, 777, 5000, 64)
 OFFSETS = (2, 3, 7, 8, 8, 100, 117)  # a chunk of a prompt, one that isn't served, one token, rows of no sequence
 PACKED = {
     "one-page-a-key": {"page_size": 1},
+    "three-keys-a-page": {"page_size": 3},
     "small-pages": {"page_size": 16, "sinks": True},
+    "one-page-a-tile": {"page_size": 128},
     "large-pages": {"page_size": 64, "window": (700, None)},
+    "splits-in-a-window": {"page_size": 64, "window": (4000, None)},
     "all-keys": {"page_size": 48, "causal": False, "softcap": 15.0},
     "gaps": {"page_size": 16, "q_lengths": (1, 3, 0, 9, 61, 17), "sinks": True, "window": (0, 0)},
     "head-dim-64": {"page_size": 16, "head_dim": 64, "dtype": "float16", "group": 8},
