@@ -13,6 +13,8 @@ from jax_fa4 import attention, attention_qkv, attention_varlen, emulate, target_
 from jax_fa4.emulator.launch import Options
 from jax_fa4.plan import evaluate
 
+from ..emptied import REASONS, without_keys
+
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')"
 )
@@ -118,6 +120,34 @@ def test_results_and_gradients_come_from_the_kernels(cell, by):
     for name, gradient in zip(wanted, gradients, strict=True):
         error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
         assert error <= testing.error_bound(exact[name], rough[name], "bfloat16", factor=3 if by else 2), name
+
+
+@needs_compiler
+def test_rows_that_see_no_key_get_zero_and_give_nothing():
+    x = testing.random(dataclasses.replace(CELL, kv_heads=1, group=1, causal=False, bias="full"))
+    rows = np.array([[3, 9], [20, 40], [64, 70]])  # of the first entry; a different reason hides all keys from each
+    for reason, (start, end) in zip(REASONS, rows, strict=True):
+        emptied = np.zeros((2, 70), bool)
+        emptied[0, start:end] = emptied[1] = True
+        x = without_keys(x, emptied, reason)
+    wanted = ("q", "k", "v", "bias")
+    rest = {name: value for name, value in x.items() if name not in wanted}
+    attend = functools.partial(attention, **rest, implementation="emulate", return_lse=True)
+    (out, lse), pull_back = jax.vjp(lambda *a: attend(**dict(zip(wanted, a, strict=True))), *(x[n] for n in wanted))
+    assert_results_exact(x, out, lse, "bfloat16")
+    empty = np.isneginf(lse)
+    assert list(empty.sum(axis=(1, 2))) == [6 + 20 + 6, 70]
+    rng = np.random.default_rng(1)
+    dout, dlse = (rng.standard_normal(a.shape).astype(a.dtype) for a in (out, lse))
+    dlse[empty] = np.inf
+    gradients = dict(zip(wanted, jax.block_until_ready(pull_back((jnp.asarray(dout), jnp.asarray(dlse)))), strict=True))
+    exact, rough = testing.gradients(x, dout, dlse), testing.rounded_gradients(x, dout, dlse)
+    for name, gradient in gradients.items():
+        error = np.abs(np.asarray(gradient, np.float64) - exact[name]).max()
+        assert error <= testing.error_bound(exact[name], rough[name], "bfloat16"), name
+        assert not np.asarray(gradient, np.float32)[1].any()
+    assert not np.asarray(gradients["q"], np.float32)[empty.swapaxes(1, 2)].any()
+    assert not np.asarray(gradients["bias"])[empty].any()
 
 
 @needs_compiler
