@@ -12,6 +12,8 @@ import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.testing import Cell
 
+from ..emptied import REASONS, rows_to_empty, without_keys
+
 pytestmark = pytest.mark.gpu
 
 BASE = Cell(q=333, k=500, kv_heads=2, group=2, head_dim=128, dtype="bfloat16")
@@ -110,6 +112,20 @@ def test_what_no_query_sees_gets_exactly_zero(q, k, rows):
     assert np.isfinite(gradient).all()
     seen = testing.visible(x).any(axis=(0, 1))
     assert not gradient[~(seen if rows else seen.any(axis=0, keepdims=True))].any()
+
+
+@pytest.mark.parametrize(("head_dim", "reasons"), [(64, REASONS), (128, ["bias"]), (256, REASONS)], ids=str)
+def test_rows_that_see_no_key_give_a_bias_exactly_zero(head_dim, reasons):
+    x = testing.random(dataclasses.replace(BASE, head_dim=head_dim, bias="full"))
+    rows = rows_to_empty(BATCH, BASE.q)
+    for reason in reasons:
+        x = without_keys(x, rows, reason)
+    dout, dlse = cotangents(x)
+    dlse = jnp.where(rows[:, None], jnp.inf, dlse)
+    got = gradients(x, dout, dlse)
+    assert_close(got, x, dout, dlse)
+    assert not np.asarray(got["bias"]).swapaxes(1, 2)[rows].any()
+    assert not np.asarray(got["q"])[rows].any()
 
 
 @pytest.mark.parametrize("bias", ["shared", "keys"])
