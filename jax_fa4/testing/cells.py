@@ -9,6 +9,8 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from jax_fa4.spec import AttentionSpec, MaskSpec
+
 __all__ = ["Cell", "np_dtype", "random"]
 
 Axes = Literal["full", "keys", "shared"]  # [*B, N, T, S], [*B, 1, 1, S], [T, S]
@@ -53,6 +55,31 @@ class Cell:
     def value_dim(self) -> int:
         """E."""
         return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """What selects the kernel of a call with such arguments."""
+        left, right = self.window
+        mask = MaskSpec(
+            has_left=left is not None,
+            has_right=self.causal or right is not None,
+            has_q_offset=self.q_offset is not None,
+            has_q_lengths=self.q_lengths is not None,
+            has_kv_lengths=self.kv_lengths is not None,
+            has_segments=self.segments is not None,
+            has_dense=self.mask is not None,
+        )
+        return AttentionSpec(
+            dtype=self.dtype,
+            head_dim=self.head_dim,
+            head_dim_v=self.value_dim,
+            group=self.group,
+            mask=mask,
+            has_softcap=self.softcap is not None,
+            has_sinks=self.sinks,
+            bias_dtype=None if self.bias is None else "float32",
+            layout=self.layout,
+        )
 
     def __str__(self) -> str:
         dims = f"d{self.head_dim}" if self.head_dim_v is None else f"d{self.head_dim}.{self.head_dim_v}"

@@ -11,7 +11,6 @@ import pytest
 import jax_fa4
 from jax_fa4 import testing
 from jax_fa4.configs import forward_config
-from jax_fa4.spec import AttentionSpec, MaskSpec
 from jax_fa4.testing import Cell
 
 from ..pairwise import pairwise
@@ -74,33 +73,10 @@ def at_edges(*, head_dims, bounds, group=2, edge=1, has_lengths=False, **feature
     """A cell of as many queries and keys as tiles hold, and `edge`; lengths of one more and one less."""
     fields = {**CLASSES[head_dims], **bounds, **features}
     cell = Cell(**fields, group=group, kv_heads=GROUPS[group], kv_lengths=(1, 1) if has_lengths else None)
-    config = forward_config(spec_of(cell), "sm_90a")
+    config = forward_config(cell.spec, "sm_90a")
     q, k = (-(-least // tile) * tile + edge for least, tile in ((150, config.tile_m), (200, config.tile_n)))
     lengths = {"q_lengths": (config.tile_m - 1, q), "kv_lengths": (config.tile_n + 1, 2 * config.tile_n - 1)}
     return dataclasses.replace(cell, q=q, k=k, **(lengths if has_lengths else {}))
-
-
-def spec_of(cell):
-    mask = MaskSpec(
-        has_left=cell.window[0] is not None,
-        has_right=cell.causal or cell.window[1] is not None,
-        has_q_offset=cell.q_offset is not None,
-        has_q_lengths=cell.q_lengths is not None,
-        has_kv_lengths=cell.kv_lengths is not None,
-        has_segments=cell.segments is not None,
-        has_dense=cell.mask is not None,
-    )
-    return AttentionSpec(
-        dtype=cell.dtype,
-        head_dim=cell.head_dim,
-        head_dim_v=cell.value_dim,
-        group=cell.group,
-        mask=mask,
-        has_softcap=cell.softcap is not None,
-        has_sinks=cell.sinks,
-        bias_dtype=None if cell.bias is None else "float32",
-        layout=cell.layout,
-    )
 
 
 PAIRS = [at_edges(**row) for row in pairwise(FACTORS)]

@@ -17,7 +17,7 @@ from ..gpu import test_features, test_forward
 
 pytestmark = pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks")
 CELLS = {  # one of each kind; fewer queries may be decoded
-    dataclasses.replace(test_features.spec_of(cell), group=1, layout="BTNH"): cell
+    dataclasses.replace(cell.spec, group=1, layout="BTNH"): cell
     for cell in (*test_forward.CELLS, *test_features.CELLS)
     if cell.q >= 100 and (cell.head_dim, cell.value_dim) in sm90.FORWARD
 }
@@ -35,7 +35,7 @@ class RecordedError(Exception):
 
 @pytest.fixture(scope="module")
 def asked():
-    """Of each cell that a forward kernel serves: its config, and which row of which table made that."""
+    """Of each cell: the config of its first kernel, and which row of which table that is from."""
     rows, found = [], []
 
     def first_that_fits(table, spec):
@@ -54,7 +54,7 @@ def asked():
         for cell in CELLS.values():
             with pytest.raises(RecordedError):
                 lower(testing.random(cell))
-    return [(config, row) for config, row in found if isinstance(config, KernelConfig)]
+    return dict(zip(CELLS.values(), found, strict=True))
 
 
 def lower(x):
@@ -64,12 +64,17 @@ def lower(x):
     call.trace(**arrays).lower(lowering_platforms=("cuda",))
 
 
+def test_a_cell_tells_what_its_call_asks_for(asked):
+    for cell, (config, _) in asked.items():
+        assert config == configs.forward_config(cell.spec, "sm_90a"), cell
+
+
 def test_every_forward_kernel_that_is_shipped_is_checked(asked):
     shipped = {config for config in configs.all_configs("sm_90a") if isinstance(config, KernelConfig)}
     assert len(shipped) == 48
-    assert shipped <= {config for config, _ in asked}
+    assert shipped <= {config for config, _ in asked.values()}
 
 
 def test_every_row_of_every_table_is_checked(asked):
     rows = {(name, key) for name, table in TABLES.items() for key in table}
-    assert rows <= {row for _, row in asked}
+    assert rows <= {row for _, row in asked.values()}
