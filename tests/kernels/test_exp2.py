@@ -4,24 +4,19 @@ x = n + f, and n only changes the exponent of the result, so the relative error 
 2^-24: there are 2^24 + 1 of them, each of which several x may round to. All are tried.
 """
 
-import tempfile
-
 import numpy as np
 import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL (pip install 'jax-fa4[cuda13]')")
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32
-
 from jax_fa4.emulator.launch import Buffer, Launch
 from jax_fa4.emulator.run import run
 from jax_fa4.kernels.core import exp2
 
+from .exp2_kernel import THREADS, compiled, path, portable
+
 STEP = 2.0**-24  # of fractions: half of it is what rounding of x + 1 takes away, where x > -0.5
 CLAIMED = {3: 8.6e-5, 4: 2.9e-6, 5: 1.62e-7}  # largest relative errors, by degree; rounding of sums is half of the last
-THREADS = 128
 
 
 def polynomial(fraction, degree):
@@ -80,37 +75,17 @@ def test_whole_powers_are_exact(degree):
     np.testing.assert_array_equal(emulated(x, degree), np.exp2(x.astype(np.float64)))
 
 
-class Exp2Kernel:
-    """out = 2^x, two elements a thread, packed or one by one."""
-
-    def __init__(self, degree, packed):
-        self.degree, self.packed = degree, packed
-
-    @cute.jit
-    def launch(self, x: cute.Pointer, out: cute.Pointer):
-        self.kernel(x, out).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))
-
-    @cute.kernel
-    def kernel(self, x: cute.Pointer, out: cute.Pointer):
-        thread = cute.arch.thread_idx()[0]
-        source = cute.make_tensor(x, cute.make_layout(2 * THREADS))
-        target = cute.make_tensor(out, cute.make_layout(2 * THREADS))
-        x = source[2 * thread], source[2 * thread + 1]
-        if cutlass.const_expr(self.packed):
-            target[2 * thread], target[2 * thread + 1] = exp2.exp2_pair(x, self.degree)
-        else:
-            target[2 * thread], target[2 * thread + 1] = (exp2.exp2(value, self.degree) for value in x)
-
-
 @pytest.mark.parametrize(("arch", "packed"), [("sm_90a", False), ("sm_100a", True)])
 @pytest.mark.parametrize("degree", exp2.POLYNOMIALS)
 def test_a_kernel_computes_the_same_bits(degree, arch, packed):
     x = -np.random.default_rng(degree).uniform(0, 130, 2 * THREADS).astype(np.float32)
     x[:8] = 0, -0.0, -126, -127, -np.inf, -1e-30, -0.5, -1
-    pointers = [cute.runtime.nullptr(Float32, cute.AddressSpace.gmem, assumed_align=16) for _ in range(2)]
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder}"
-        ptx = cute.compile(Exp2Kernel(degree, packed).launch, *pointers, options=options).artifacts.PTX
+    ptx = compiled(degree, packed=packed, arch=arch)
     out = np.zeros_like(x)
     run(ptx, Launch(grid=(1, 1, 1), block=THREADS, params=(Buffer(x), Buffer(out))))
     np.testing.assert_array_equal(out.view(np.int32), emulated(x, degree).view(np.int32))
+
+
+@pytest.mark.parametrize("degree", exp2.POLYNOMIALS)
+def test_the_text_that_runs_on_a_gpu_is_current(degree):
+    assert path(degree).read_text() == portable(compiled(degree)), "run python tests/kernels/exp2_kernel.py"
