@@ -5,6 +5,10 @@
 Prints the tokens per second of both and how far their losses lie apart. What is near is told by a third training: that
 with cuDNN again, from parameters that differ in their last bit of bfloat16. The three take turns. On a CPU the default
 sizes are tiny, and plain XLA stands in for cuDNN.
+
+Tokens are pairs of a key and a value. Keys follow each other in a fixed circle; each window chooses a value for every key
+and keeps it. Only attention to earlier tokens can tell a value, so how far the loss falls below what a model without
+attention can reach, which is known exactly, says how much of it attention has learned.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import statistics
 import time
@@ -29,15 +34,13 @@ import jax_fa4
 from jax_fa4.bench.report import environment
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-CHOICES = 4  # successors of a token: the best possible loss is their logarithm
-UNUSED = 8  # the tokens that occur are so many times fewer than the vocabulary has, so that a short training can learn
 TURN = 10  # steps of one training before the next has its turn
 UNIT = 2.0**-8  # of bfloat16: the distance of its numbers over their size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the model and of a batch."""
+    """Sizes of the model and of a batch. `keys` times `values` of the vocabulary's tokens occur: few are soon learned."""
 
     vocabulary: int
     layers: int
@@ -45,6 +48,8 @@ class Shape:
     head_dim: int
     length: int
     batch: int
+    keys: int
+    values: int
 
     @property
     def features(self) -> int:
@@ -144,17 +149,27 @@ def changed(model: Gpt, size: float) -> Gpt:
 
 
 def batches(shape: Shape, steps: int) -> Iterator[np.ndarray]:
-    """Windows [batch, length + 1] of tokens, each one of the CHOICES that the token two places before it allows."""
+    """Windows [batch, length + 1] of tokens key * values + value."""
     rng = np.random.default_rng(0)
-    used = max(shape.vocabulary // UNUSED, 1)
-    successors = rng.integers(0, used, (used, CHOICES), np.int32)
     for _ in range(steps):
-        windows = np.empty((shape.batch, shape.length + 1), np.int32)
-        windows[:, :2] = rng.integers(0, used, (shape.batch, 2))
-        chosen = rng.integers(0, CHOICES, windows.shape)
-        for place in range(2, shape.length + 1):
-            windows[:, place] = successors[windows[:, place - 2], chosen[:, place]]
-        yield windows
+        starts = rng.integers(0, shape.keys, (shape.batch, 1))
+        keys = (starts + np.arange(shape.length + 1)) % shape.keys
+        chosen = rng.integers(0, shape.values, (shape.batch, shape.keys))
+        yield (keys * shape.values + np.take_along_axis(chosen, keys, axis=1)).astype(np.int32)
+
+
+def bounds(shape: Shape) -> dict[str, float]:
+    """Least expected losses, in nats: from the tokens' frequencies, from the token before, and from all tokens before.
+
+    Of the last, a value costs as much as it has choices where its key occurs for the first time, and then nothing.
+    """
+    of_value = math.log(shape.values)
+    first_times = min(shape.keys - 1, shape.length)  # the window's first token is no target
+    return {
+        "unigram": math.log(shape.keys) + of_value,
+        "without_attention": of_value,
+        "optimum": of_value * first_times / shape.length,
+    }
 
 
 def smoothed(losses: list[jax.Array]) -> np.ndarray:
@@ -191,6 +206,8 @@ def run(shape: Shape, dtype: jnp.dtype, peer: str, steps: int) -> dict[str, obje
     speeds = {
         name: tokens / statistics.median(training.turns[1:] or training.turns) for name, training in trainings.items()
     }
+    least = bounds(shape)
+    ends = {name: float(smoothed(training.losses)[-1]) for name, training in trainings.items()}
     return {
         "shape": dataclasses.asdict(shape),
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))),
@@ -198,6 +215,8 @@ def run(shape: Shape, dtype: jnp.dtype, peer: str, steps: int) -> dict[str, obje
         "steps": steps,
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
         "ratio": round(speeds["jax_fa4"] / speeds[peer], 4),
+        "least_losses": {name: round(loss, 5) for name, loss in least.items()},
+        "below_without_attention": {name: round(least["without_attention"] - end, 5) for name, end in ends.items()},
         "losses": {name: [round(float(x), 5) for x in training.losses] for name, training in trainings.items()},
         "distance": distance(trainings["jax_fa4"], trainings[peer]),
         "distance_of_last_bit": distance(trainings[f"{peer}, last bit"], trainings[peer]),
@@ -215,9 +234,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048 if on_gpu else 32)
     parser.add_argument("--batch", type=int, default=8 if on_gpu else 4)
     parser.add_argument("--vocabulary", type=int, default=16384 if on_gpu else 64)
+    parser.add_argument("--keys", type=int, default=64 if on_gpu else 8, help="that follow each other in a circle")
+    parser.add_argument("--values", type=int, default=32 if on_gpu else 8, help="of each key, one of them a window")
     parser.add_argument("--peer", choices=("cudnn", "xla"), default="cudnn" if on_gpu else "xla")
     parser.add_argument("--out", type=pathlib.Path, help="also write everything to this JSON file")
     args = parser.parse_args()
+    if args.keys * args.values > args.vocabulary:
+        parser.error(f"{args.keys} keys of {args.values} values are more tokens than {args.vocabulary}")
     shape = Shape(
         vocabulary=args.vocabulary,
         layers=args.layers,
@@ -225,6 +248,8 @@ def main() -> None:
         head_dim=args.head_dim,
         length=args.length,
         batch=args.batch,
+        keys=args.keys,
+        values=args.values,
     )
     found = run(shape, jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32), args.peer, args.steps)
     found = {"environment": environment(), **found}
@@ -234,6 +259,11 @@ def main() -> None:
     for name, speed in found["tokens_per_second"].items():
         losses = found["losses"][name]
         print(f"{name:16} {speed:>12,} tokens/s   loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    least = found["least_losses"]
+    print(
+        f"least loss by frequencies {least['unigram']:.4f}, without attention {least['without_attention']:.4f}, "
+        f"with {least['optimum']:.4f}; jax_fa4 ends {found['below_without_attention']['jax_fa4']:.4f} below the second"
+    )
     print(f"tokens per second of jax_fa4 over those of {args.peer}: {found['ratio']:.3f}")
     for label, key in ((f"jax_fa4 and {args.peer}", "distance"), ("another last bit", "distance_of_last_bit")):
         apart = found[key]

@@ -81,7 +81,7 @@ class JaxPeer:
 
     def version(self) -> str:
         """Of its package."""
-        return _version(self.package)
+        return _version(self.package, self.module)
 
     def calls(self, cell: Cell, x: Operands, directions: Collection[Direction] | None = None) -> Calls:
         """Compiles the forward, the forward that keeps what a backward needs, and the backward."""
@@ -196,7 +196,7 @@ class TorchPeer:
 
     def version(self) -> str:
         """Of its package."""
-        return _version(self.package)
+        return _version(self.package, "flash_attn.cute")
 
     def calls(self, cell: Cell, x: Operands, directions: Collection[Direction] | None = None) -> Calls:
         """Runs eagerly; the gradient's graph is kept from call to call."""
@@ -302,16 +302,17 @@ def _why_not_importable(module: str) -> str | None:
     return None
 
 
-def _version(package: str) -> str:
+def _version(package: str, module: str) -> str:
+    """What was installed, or what a module that is only on the path says of itself."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return getattr(importlib.import_module(module), "__version__", "unknown")
 
 
 _ALL: tuple[Peer, ...] = (
-    JaxPeer(name=OURS, package="jax_fa4", attend=_jax_fa4, needs_gpu=False),
-    JaxPeer(name=DETERMINISTIC, package="jax_fa4", attend=_deterministic, needs_gpu=False),
+    JaxPeer(name=OURS, package="jax_fa4", module="jax_fa4", attend=_jax_fa4, needs_gpu=False),
+    JaxPeer(name=DETERMINISTIC, package="jax_fa4", module="jax_fa4", attend=_deterministic, needs_gpu=False),
     JaxPeer(name="cudnn", package="jax", attend=lambda cell, x: _jax_nn(cell, "cudnn")),
     JaxPeer(name="fa3", package="dew-flash-attn-cu13", module="dew_flash_attn", attend=_fa3),
     TorchPeer(),

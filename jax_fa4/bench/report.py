@@ -18,12 +18,14 @@ import jax_fa4
 from jax_fa4.bench.cells import Cell, Direction, Kind
 from jax_fa4.bench.peers import DETERMINISTIC, OURS, Peer
 from jax_fa4.bench.run import Figure, Row
+from jax_fa4.cubins.key import sources_digest
 
 __all__ = ["Report", "begin", "environment", "from_json", "plot", "summary", "table", "to_json"]
 
 DIGITS = 5  # of a number in JSON
+DIGEST = 16  # hex digits that are shown of a digest
 COLUMN = 15  # characters
-PACKAGES = ("jax", "jaxlib", "nvidia-cudnn-cu13", "torch")
+PACKAGES = ("jax", "jaxlib", "nvidia-cudnn-cu13", "nvidia-cutlass-dsl", "torch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,9 @@ class Report:
 
 
 def environment() -> dict[str, str]:
-    """Date, card, driver and versions."""
+    """Date, card, driver and versions. `kernels` tells which are timed: equal where cubins come of the same sources."""
     found = {"date": time.strftime("%Y-%m-%d"), "device": jax.devices()[0].device_kind, "jax_fa4": jax_fa4.__version__}
+    found["kernels"] = sources_digest()[:DIGEST]
     if jax.default_backend() == "gpu":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=False)

@@ -1,9 +1,16 @@
 """Tables of rows made by hand."""
 
 import dataclasses
+import importlib.metadata
 
-from jax_fa4.bench.report import Report, table
+import jax
+import pytest
+
+import jax_fa4
+from jax_fa4.bench import peers
+from jax_fa4.bench.report import Report, environment, table
 from jax_fa4.bench.run import Figure, Row
+from jax_fa4.cubins import key
 
 
 def row(cell, direction="forward", **speeds):
@@ -41,3 +48,25 @@ def test_documents_with_the_longest_last_are_compared_with_the_longest_first(cel
 
 def test_nothing_is_compared_that_has_no_twin(cell):
     assert not any("over itself" in line for line in lines(row(cell, jax_fa4=1.0, cudnn=2.0)))
+
+
+def test_the_environment_tells_kernels_of_other_sources_apart(monkeypatch, tmp_path):
+    digests = {environment()["kernels"]}
+    assert digests == {key.sources_digest()[:16]}
+    for source in ("one kernel", "another"):
+        (tmp_path / "kernel.py").write_text(source)
+        monkeypatch.setattr(key, "source_folders", lambda: [tmp_path])
+        key.sources_digest.cache_clear()
+        digests.add(environment()["kernels"])
+    key.sources_digest.cache_clear()
+    assert len(digests) == 3
+    assert all(len(digest) == 16 for digest in digests)
+
+
+@pytest.mark.parametrize("name", ["jax_fa4", "xla"])
+def test_a_package_that_is_only_on_the_path_says_its_version_itself(name, monkeypatch):
+    def not_installed(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    assert peers.PEERS[name].version() == {"jax_fa4": jax_fa4.__version__, "xla": jax.__version__}[name]
