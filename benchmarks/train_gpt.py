@@ -6,9 +6,9 @@ Prints the tokens per second of both and how far their losses lie apart. What is
 with cuDNN again, from parameters that differ in their last bit of bfloat16. The three take turns. On a CPU the default
 sizes are tiny, and plain XLA stands in for cuDNN.
 
-Tokens are pairs of a key and a value. Keys follow each other in a fixed circle; each window chooses a value for every key
-and keeps it. Only attention to earlier tokens can tell a value, so how far the loss falls below what a model without
-attention can reach, which is known exactly, says how much of it attention has learned.
+Tokens are pairs of a key and a value. Keys follow each other in a fixed circle; each window chooses a value for
+every key and keeps it. Only attention to earlier tokens can tell a value, so how far the loss falls below what a model
+without attention can reach, which is known exactly, says how much of it attention has learned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNIT = 2.0**-8  # of bfloat16: the distance of its numbers over their size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the model and of a batch. `keys` times `values` of the vocabulary's tokens occur: few are soon learned."""
+    """Sizes of the model and of a batch. `keys` times `values` of the vocabulary's tokens occur."""
 
     vocabulary: int
     layers: int
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048 if on_gpu else 32)
     parser.add_argument("--batch", type=int, default=8 if on_gpu else 4)
     parser.add_argument("--vocabulary", type=int, default=16384 if on_gpu else 64)
-    parser.add_argument("--keys", type=int, default=64 if on_gpu else 8, help="that follow each other in a circle")
+    parser.add_argument("--keys", type=int, default=32 if on_gpu else 4, help="that follow each other in a circle")
     parser.add_argument("--values", type=int, default=32 if on_gpu else 8, help="of each key, one of them a window")
     parser.add_argument("--peer", choices=("cudnn", "xla"), default="cudnn" if on_gpu else "xla")
     parser.add_argument("--out", type=pathlib.Path, help="also write everything to this JSON file")

@@ -1,6 +1,7 @@
 """Trains a small character language model, written with Flax nnx, on English text that ships with Python.
 
 Run it with `make demo`. On a CPU the attention is blockwise JAX; on a GPU that has a kernel for it, a cubin.
+`--attention cudnn` trains the same model on the same text with JAX's call of cuDNN, and `--out` keeps losses.
 The last lines show the model's own writing, produced one character at a time from a key/value cache.
 """
 
@@ -8,8 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import json
+import pathlib
+import statistics
 import textwrap
 import time
+from collections.abc import Callable
 from pydoc_data.topics import topics
 
 import jax
@@ -22,6 +28,7 @@ from tqdm import tqdm
 import jax_fa4
 from jax_fa4 import cubins
 from jax_fa4.arguments import at_least
+from jax_fa4.bench.report import environment
 from jax_fa4.configs import forward_config
 from jax_fa4.flax import attention_fn
 from jax_fa4.spec import AttentionSpec, MaskSpec
@@ -29,6 +36,7 @@ from jax_fa4.support import why_unsupported
 
 HEAD_DIM = 64
 FEWEST_STEPS = 2  # the learning rate rises in the first, and falls behind it
+ATTENTIONS = ("jax_fa4", "cudnn", "xla")
 PROMPTS = ("The ", "If the ", "This is ")
 
 
@@ -48,14 +56,46 @@ class Shape:
         return self.heads * HEAD_DIM
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model, its loss before each step in nats a character, and the speed of the median step."""
+
+    model: CharacterModel
+    losses: list[float]
+    tokens_per_second: float
+
+
+def jax_nn_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    *,
+    is_causal: bool,
+    implementation: str,
+    **_: object,
+) -> jax.Array:
+    """JAX's own, as a Flax module calls it. Single queries with a mask of the cache's places are left to XLA."""
+    name = implementation if mask is None else "xla"
+    mask = None if mask is None else mask.astype(bool)
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal, implementation=name)
+
+
+def attention_fn_of(attention: str) -> Callable[..., jax.Array]:
+    """What a Flax module calls for one of ATTENTIONS."""
+    if attention == "jax_fa4":
+        return attention_fn
+    return functools.partial(jax_nn_attention, implementation=attention)
+
+
 class Block(nnx.Module):
     """Attention and a two-layer network, each behind a norm and around a residual connection."""
 
-    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs, attention: str):
         width = shape.features
         self.attention_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
-            shape.heads, width, use_bias=False, dtype=dtype, attention_fn=attention_fn, rngs=rngs
+            shape.heads, width, use_bias=False, dtype=dtype, attention_fn=attention_fn_of(attention), rngs=rngs
         )
         self.network_norm = nnx.RMSNorm(width, dtype=dtype, rngs=rngs)
         self.widen = nnx.Linear(width, 4 * width, use_bias=False, dtype=dtype, rngs=rngs)
@@ -69,10 +109,10 @@ class Block(nnx.Module):
 class CharacterModel(nnx.Module):
     """Logits [batch, length, vocabulary] of the next character."""
 
-    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, shape: Shape, dtype: jnp.dtype, rngs: nnx.Rngs, attention: str = "jax_fa4"):
         self.characters = nnx.Embed(shape.vocabulary, shape.features, dtype=dtype, rngs=rngs)
         self.positions = nnx.Embed(shape.length, shape.features, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([Block(shape, dtype, rngs) for _ in range(shape.layers)])
+        self.blocks = nnx.List([Block(shape, dtype, rngs, attention) for _ in range(shape.layers)])
         self.norm = nnx.RMSNorm(shape.features, dtype=dtype, rngs=rngs)
         self.logits = nnx.Linear(shape.features, shape.vocabulary, use_bias=False, dtype=dtype, rngs=rngs)
 
@@ -147,21 +187,41 @@ def characters() -> tuple[str, np.ndarray]:
     return vocabulary, np.searchsorted(np.array(list(vocabulary)), np.array(list(text))).astype(np.int32)
 
 
-def train(
-    shape: Shape, dtype: jnp.dtype, ids: np.ndarray, steps: int, rng: np.random.Generator, reports: int = 8
-) -> CharacterModel:
-    """A model after so many steps; a progress bar shows them, and a line each of the losses on the way."""
-    model = CharacterModel(shape, dtype, nnx.Rngs(0))
+def train_and_measure(
+    shape: Shape,
+    dtype: jnp.dtype,
+    ids: np.ndarray,
+    steps: int,
+    rng: np.random.Generator,
+    *,
+    reports: int = 8,
+    attention: str = "jax_fa4",
+) -> Trained:
+    """So many steps; a progress bar shows them, and a line each of the losses on the way."""
+    model = CharacterModel(shape, dtype, nnx.Rngs(0), attention)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, max(1, steps // 20), steps)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule, b2=0.95), wrt=nnx.Param)
     train_one = nnx.cached_partial(train_step, model, optimizer)  # which are looked at once, not in every step
-    losses = []
+    losses: list[float] = []
+    seconds: list[float] = []
+    shown = 0
     for step in (bar := tqdm(range(1, steps + 1), unit="step")):
-        losses.append(float(train_one(jnp.asarray(windows_of(ids, shape, rng)))))
+        windows = jnp.asarray(windows_of(ids, shape, rng))
+        start = time.perf_counter()
+        losses.append(float(train_one(windows)))
+        seconds.append(time.perf_counter() - start)
         if reports and (step == 1 or step % max(1, steps // reports) == 0):
-            bar.write(f"step {step:5d}  loss {np.mean(losses):.3f}")
-            losses.clear()
-    return model
+            bar.write(f"step {step:5d}  loss {np.mean(losses[shown:]):.3f}")
+            shown = step
+    speed = shape.batch * shape.length / statistics.median(seconds)
+    return Trained(model=model, losses=losses, tokens_per_second=speed)
+
+
+def train(
+    shape: Shape, dtype: jnp.dtype, ids: np.ndarray, steps: int, rng: np.random.Generator, reports: int = 8
+) -> CharacterModel:
+    """The model alone, trained with jax_fa4."""
+    return train_and_measure(shape, dtype, ids, steps, rng, reports=reports).model
 
 
 def implementation(dtype: jnp.dtype) -> str:
@@ -189,7 +249,11 @@ def main() -> None:
     parser.add_argument("--heads", type=at_least(1), default=6 if on_gpu else 2, help=heads_help)
     parser.add_argument("--length", type=at_least(1), default=512 if on_gpu else 64, help="characters the model sees")
     parser.add_argument("--batch", type=at_least(1), default=32 if on_gpu else 8)
+    parser.add_argument("--attention", choices=ATTENTIONS, default=ATTENTIONS[0], help="cudnn needs a GPU")
+    parser.add_argument("--out", type=pathlib.Path, help="also write losses and speed to this JSON file")
     args = parser.parse_args()
+    if args.attention == "cudnn" and not on_gpu:
+        parser.error("--attention cudnn needs a GPU, where the model computes in bfloat16")
 
     vocabulary, ids = characters()
     training, held_out = np.split(ids, [int(0.95 * len(ids))])
@@ -199,17 +263,32 @@ def main() -> None:
         vocabulary=len(vocabulary), layers=args.layers, heads=args.heads, length=args.length, batch=args.batch
     )
     print(f"jax_fa4 {jax_fa4.__version__} on {jax.devices()[0].device_kind}, {dtype.name}")
-    print(f"attention: {implementation(dtype)}")
+    print(f"attention: {implementation(dtype) if args.attention == 'jax_fa4' else f'jax.nn, {args.attention}'}")
     print(f"{len(ids):,} characters of Python's own manual")
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
-    model = train(shape, dtype, training, args.steps, rng)
+    trained = train_and_measure(shape, dtype, training, args.steps, rng, attention=args.attention)
+    model = trained.model
     parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"trained {parameters:,} parameters in {time.perf_counter() - start:.0f} s")
+    print(f"{args.attention}: {trained.tokens_per_second:,.0f} tokens per second in the median step")
     held_out_loss = nnx.jit(mean_loss)
     unseen = [float(held_out_loss(model, jnp.asarray(windows_of(held_out, shape, rng)))) for _ in range(16)]
     print(f"loss on text it has not seen: {np.mean(unseen):.3f} nats a character")
+    if args.out:
+        found = {
+            "environment": environment(),
+            "attention": args.attention,
+            "shape": dataclasses.asdict(shape),
+            "parameters": parameters,
+            "dtype": dtype.name,
+            "steps": args.steps,
+            "tokens_per_second": round(trained.tokens_per_second),
+            "losses": [round(loss, 5) for loss in trained.losses],
+            "unseen_loss": round(float(np.mean(unseen)), 5),
+        }
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
 
     for prompt in PROMPTS:
         print(f"\nAfter {prompt!r} it writes:\n")

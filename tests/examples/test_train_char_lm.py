@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -26,15 +27,25 @@ def example() -> ModuleType:
     return module
 
 
-def test_training_lowers_the_loss_and_ends_with_writing():
+def test_training_lowers_the_loss_and_ends_with_writing(tmp_path):
+    file = tmp_path / "found.json"
     options = ["--steps", "48", "--layers", "1", "--heads", "1", "--length", "16"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options, "--out", str(file)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.stdout)]
-    assert losses[-2] < losses[0] - 1  # the last one is of unseen text
+    assert losses[-1] < losses[0] - 1
     assert re.search(r"^attention: (blockwise JAX|sm_\w+ cubin)", done.stdout, re.MULTILINE)
     assert done.stdout.count("it writes:") == 3
     assert "48/48" in done.stderr  # the progress bar
+    found = json.loads(file.read_text())
+    assert f"jax_fa4: {found['tokens_per_second']:,} tokens per second" in done.stdout
+    assert len(found["losses"]) == 48
+    assert found["losses"][0] == pytest.approx(losses[0], abs=1e-3)
+    assert np.mean(found["losses"][-6:]) == pytest.approx(losses[-1], abs=1e-3)
+    assert f"not seen: {found['unseen_loss']:.3f} nats" in done.stdout
+    assert (found["attention"], found["steps"]) == ("jax_fa4", 48)
 
 
 def test_one_character_at_a_time_gives_the_logits_of_all_at_once(example):
@@ -45,6 +56,29 @@ def test_one_character_at_a_time_gives_the_logits_of_all_at_once(example):
     model.empty_caches(shape)
     steps = [example.next_logits(model, jnp.asarray(ids[0, i]), jnp.asarray(i)) for i in range(6)]
     np.testing.assert_allclose(jnp.stack(steps), together, atol=1e-5)
+
+
+def test_the_same_model_trains_and_writes_alike_with_the_attention_of_jax_nn(example):
+    shape = example.Shape(vocabulary=30, layers=1, heads=1, length=6, batch=4)
+    ids = np.random.default_rng(0).integers(0, 30, size=200)
+    ours, theirs = (
+        example.train_and_measure(
+            shape, jnp.dtype("float32"), ids, 12, np.random.default_rng(0), reports=0, attention=attention
+        )
+        for attention in ("jax_fa4", "xla")
+    )
+    np.testing.assert_allclose(ours.losses, theirs.losses, atol=1e-4)
+    assert ours.losses != theirs.losses
+    vocabulary = "".join(map(chr, range(65, 95)))
+    texts = {example.write(x.model, shape, vocabulary, "A", np.random.default_rng(0)) for x in (ours, theirs)}
+    assert len(texts) == 1
+
+
+def test_cudnn_is_refused_without_a_gpu(example, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_char_lm.py", "--attention", "cudnn"])
+    with pytest.raises(SystemExit, match="2"):
+        example.main()
+    assert "--attention cudnn needs a GPU" in capsys.readouterr().err
 
 
 def test_the_text_is_english_sentences(example):
