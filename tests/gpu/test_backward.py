@@ -312,7 +312,7 @@ SINKS = {"q": 200, "k": 333, "sinks": True}
         (Cell(**{**FEATURE, **SINKS, "head_dim": 64, "causal": True}), None),
         (Cell(**{**FEATURE, **SINKS, "q": 333, "k": 200, "head_dim": 192, "causal": True}), (30, -3000, 0.5, 2)),
         (
-            Cell(**{**FEATURE, **SINKS, "q_lengths": (0, 70), "kv_lengths": (129, 0), "layout": "BNTH", "group": 4}),
+            Cell(**{**FEATURE, **SINKS, "q_lengths": (150, 70), "kv_lengths": (129, 0), "layout": "BNTH", "group": 4}),
             None,
         ),
         (Cell(**{**FEATURE, **SINKS, "head_dim": 256, "kv_lengths": (300, 0), "group": 3, "dtype": "float16"}), None),

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_fa4.cubins import Cubin
+from jax_fa4.rules import cuda
+
 
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
@@ -17,6 +20,20 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program holds of a kernel is its name."""
+
+    def named(config: Any) -> Cubin:
+        key, sizes = f"{abs(hash(config)):064x}", {"smem_bytes": config.smem_bytes, "threads": config.threads}
+        names = {"key": key, "recipe": key, "entry": config.name, "arch": config.arch, "config": repr(config)}
+        return Cubin(**names, **sizes, dsl_version="", params=(), image=b"", ptx_zlib=b"")
+
+    monkeypatch.setattr(cuda.cubins, "get", named)
+    monkeypatch.setattr(cuda.cubins, "check_params", lambda cubin, launch: None)
+    monkeypatch.setattr(cuda.cubins, "register", lambda cubin: None)
 
 
 @pytest.fixture

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_fa4
 from jax_fa4 import launcher, testing
-from jax_fa4.cubins import Cubin
-from jax_fa4.rules import cuda
 from jax_fa4.testing import Cell
 
 from ..pairwise import pairwise
+from . import h200
 
-pytestmark = pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks")
+pytestmark = [
+    pytest.mark.skipif(not launcher.register(), reason="needs the FFI library, which this installation lacks"),
+    pytest.mark.usefixtures("no_compiler"),
+]
 SHARED: dict[str, tuple[Any, ...]] = {
     "head_dims": ((64, 64), (128, 128), (192, 128), (192, 192), (256, 256)),
     "dtype": ("bfloat16", "float16"),
@@ -40,20 +45,6 @@ FACTORS = SHARED | {
 LENGTHS = ({}, {"q_lengths": (2, 1)}, {"kv_lengths": (0, 4)})
 PACKED = SHARED | {"offsets": ({}, {"cu_seqlens_kv": (0, 4, 9)}), "lengths": LENGTHS}
 DIFFERENTIABLE = ("q", "k", "v", "softmax_scale", "softcap", "sinks", "bias")
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler(monkeypatch):
-    """What a program holds of a kernel is its name."""
-
-    def named(config: Any) -> Cubin:
-        key, sizes = f"{abs(hash(config)):064x}", {"smem_bytes": config.smem_bytes, "threads": config.threads}
-        names = {"key": key, "recipe": key, "entry": config.name, "arch": config.arch, "config": repr(config)}
-        return Cubin(**names, **sizes, dsl_version="", params=(), image=b"", ptx_zlib=b"")
-
-    monkeypatch.setattr(cuda.cubins, "get", named)
-    monkeypatch.setattr(cuda.cubins, "check_params", lambda cubin, launch: None)
-    monkeypatch.setattr(cuda.cubins, "register", lambda cubin: None)
 
 
 def name(row: dict[str, Any]) -> str:
@@ -101,3 +92,48 @@ def test_gradients_of_packed_sequences(row):
     x |= {"softmax_scale": np.float32(0.3), "softcap": row["softcap"] and np.float32(row["softcap"]), **row["bounds"]}
     call = functools.partial(jax_fa4.attention_varlen, deterministic=row["deterministic"])
     assert_kernels_alone(lowered(call, x, row["mapped"]))
+
+
+FUSED = {name: FACTORS[name] for name in ("dtype", "bounds", "softcap", "sinks", "deterministic", "mapped")}
+FUSED |= {"head_dim": (64, 96, 192, 256), "kv_lengths": (None, (0, 5))}
+
+
+@pytest.mark.parametrize("row", pairwise(FUSED), ids=name)
+def test_gradients_of_a_fused_array(row):
+    x = {"q": np.ones((2, 5, 3, 4, row["head_dim"]), testing.np_dtype(row["dtype"])), **row["bounds"]}
+    x |= {"sinks": np.zeros(4, np.float32)} if row["sinks"] else {}
+    x |= {"kv_lengths": np.array(row["kv_lengths"], np.int32)} if row["kv_lengths"] else {}
+    x |= {"softmax_scale": np.float32(0.3), "softcap": row["softcap"] and np.float32(row["softcap"])}
+
+    def call(q, **options):
+        return jax_fa4.attention_qkv(q, deterministic=row["deterministic"], **options)
+
+    assert_kernels_alone(lowered(call, x, row["mapped"]))
+
+
+@pytest.mark.skipif(h200.why_absent() is not None, reason=str(h200.why_absent()))
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"bias": "full", "causal": True},
+        {"segments": 2, "sinks": True, "head_dim": 128},
+        {"mask": "full", "softcap": 2.5},
+    ],
+    ids=name,
+)
+def test_gradients_of_sharded_batch_and_heads(features):
+    x = testing.random(Cell(**{"q": 5, "k": 9, "head_dim": 64, "group": 3, "dtype": "bfloat16", **features}))
+    options = {key: x.pop(key) for key in ("causal", "softcap") if key in x}
+    heads = P("d", None, "m")
+    specs = {"q": heads, "k": heads, "v": heads, "bias": P("d", "m"), "mask": P("d", "m"), "sinks": P("m")}
+    specs |= dict.fromkeys(("q_segment_ids", "kv_segment_ids"), P("d"))
+    mesh = h200.mesh((2, 2), ("d", "m"))
+    x = {key: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, specs[key])) for key, a in x.items()}
+    wrt = {key: x.pop(key) for key in DIFFERENTIABLE if key in x}
+
+    def gradients(wrt, rest):
+        return jax.grad(lambda wrt: jax_fa4.attention(**wrt, **rest, **options).sum().astype(jnp.float32))(wrt)
+
+    hlo = jax.jit(gradients).lower(wrt, x).compile().as_text()
+    assert hlo.count(f'custom_call_target="{launcher.TARGET}"') == 2
+    assert not re.search(r" (dot|while|all-gather|all-to-all|collective-permute)\(", hlo)
