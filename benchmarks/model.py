@@ -1,16 +1,16 @@
 """How fast a kernel could be: clocks that each unit of an SM needs, beside what a benchmark measured.
 
     python -m jax_fa4 bench --cells prefill --out found.json
-    python benchmarks/model.py found.json --out model.json    # a Hopper GPU, predicted beside measured
+    python benchmarks/model.py found.json --clocks limits.json --out model.json    # Hopper, predicted beside measured
     python benchmarks/model.py --arch sm_100a                 # Blackwell: a model, nothing of it was measured
 
 Of one step, the product of a tile of queries with a tile of keys, the tensor cores need the FLOP over their rate, the
 special function units an exponential for each score, shared memory the bytes that operands and copies move, the
 float32 units and the schedulers a slot for each instruction of the kernel's innermost loops, which are counted in its
 machine code. The largest is the least that a step can take; a sum is what it takes if tensor cores and softmax never
-work side by side. Steps make tiles, and tiles are dealt to SMs as they become free. Nothing can be faster than the
-power limit, which is what a large matrix product reaches. Needs the kernels in the cache, or their compiler, and
-cuobjdump; no GPU.
+work side by side. Steps make tiles, and tiles are dealt to SMs as they become free. The clock is the one that power
+allows: of each call the one that `benchmarks/limits.py` read, or else the limit, of tensor cores that are always busy.
+Needs the kernels in the cache, or their compiler, and cuobjdump; no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import json
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax_fa4 import configs
@@ -47,7 +48,7 @@ FLOAT32 = {"FFMA": 1, "FADD": 1, "FMUL": 1, "FFMA2": 2, "FADD2": 2, "FMUL2": 2} 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU: what an SM does in a clock. `limit` is in TFLOP/s: a large matrix product, which power limits."""
+    """A GPU: what an SM does in a clock. `limit` is in TFLOP/s: products alone, at the clock that power allows them."""
 
     sms: int
     gigahertz: float
@@ -58,8 +59,9 @@ class Machine:
     instructions: int = 4  # of warps; as many of them may be float32 arithmetic
 
 
+# The H200's limit is at 1.6 GHz, the highest clock of the calls that keep its tensor cores busy for more than 80%.
 MACHINES = {
-    "sm_90a": Machine(sms=132, gigahertz=1.98, limit=690, tensor_flop=4096, exponentials=16),  # H200, limit measured
+    "sm_90a": Machine(sms=132, gigahertz=1.98, limit=132 * 4096 * 1.6e-3, tensor_flop=4096, exponentials=16),  # H200
     "sm_100a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=16),  # B200, by datasheet
     "sm_103a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=32),  # B300, by datasheet
 }
@@ -270,11 +272,26 @@ def _resources(config: KernelConfig | BackwardConfig) -> Resources:
     return resources_of(get(config))
 
 
-def compare(rows: Iterable[Row], arch: str, machine: Machine) -> list[dict[str, Any]]:
-    """A record for each row that has a kernel, with the measured speed where there is one."""
+Clocks = Mapping[tuple[str, str], float]  # GHz of a cell's name and a direction
+
+
+def clocks_of(text: str) -> Clocks:
+    """Those that `limits.py --out` wrote."""
+    return {(kernel["cell"], kernel["direction"]): kernel["GHz"] for kernel in json.loads(text)["kernels"]}
+
+
+def compare(
+    rows: Iterable[Row], arch: str, machine: Machine, clocks: Clocks = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """A record for each row that has a kernel, with the measured speed where there is one.
+
+    Where a row's clock is known, it takes the place of the limit.
+    """
     records = []
     for row in rows:
-        found = predict(row.cell, row.direction, arch, machine)
+        clock = clocks.get((str(row.cell), row.direction))
+        at_clock = machine if clock is None else dataclasses.replace(machine, gigahertz=clock, limit=math.inf)
+        found = predict(row.cell, row.direction, arch, at_clock)
         if found is None:
             continue
         measured = row.figures["jax_fa4"].speed if "jax_fa4" in row.figures else None
@@ -285,6 +302,7 @@ def compare(rows: Iterable[Row], arch: str, machine: Machine) -> list[dict[str, 
                 "tile": found.tile,
                 "clocks": {unit: round(clocks) for unit, clocks in found.step.units.items()},
                 "bound": found.step.bound,
+                "gigahertz": clock,
                 "overlapped": round(found.overlapped, 1),
                 "serial": round(found.serial, 1),
                 "measured": None if measured is None else round(measured, 1),
@@ -319,7 +337,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=pathlib.Path, nargs="?", help="what `bench --out` wrote, on such a GPU")
     parser.add_argument("--arch", choices=sorted(MACHINES), default="sm_90a")
-    parser.add_argument("--limit", type=float, help="TFLOP/s of a large matrix product")
+    parser.add_argument("--clocks", type=pathlib.Path, help="what `limits.py --out` wrote, on the same GPU")
+    parser.add_argument("--limit", type=float, help="TFLOP/s of products alone, for calls without a clock of their own")
     parser.add_argument("--gigahertz", type=float, help="of the SMs")
     parser.add_argument("--out", type=pathlib.Path, help="also write the predictions to this JSON file")
     args = parser.parse_args()
@@ -330,11 +349,13 @@ def main() -> None:
     )
     if args.results:
         rows = from_json(args.results.read_text()).rows
-    records = compare((row for row in rows if row.cell.kind == "prefill"), args.arch, machine)
+    clocks = clocks_of(args.clocks.read_text()) if args.clocks else {}
+    records = compare((row for row in rows if row.cell.kind == "prefill"), args.arch, machine, clocks)
     if not records:
         parser.error(f"no prefill cell of {args.results} has a kernel for {args.arch}")
     if args.out:
         about = {"results": args.results.name} if args.results else {"note": NOTHING_MEASURED.format(args.arch)}
+        about |= {"clocks": args.clocks.name} if args.clocks else {}
         found = {"arch": args.arch, **about, "machine": dataclasses.asdict(machine), "predictions": records}
         args.out.write_text(json.dumps(found, indent=1) + "\n")
     if not args.results:

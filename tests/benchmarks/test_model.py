@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import pathlib
 import types
 from collections import Counter
 
@@ -12,6 +13,8 @@ from jax_fa4 import configs
 from jax_fa4.bench.cells import Cell
 from jax_fa4.bench.run import Figure, Row
 from jax_fa4.spec import AttentionSpec, MaskSpec
+
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,34 @@ def test_predictions_stand_beside_what_was_measured(model, h200, monkeypatch):
     assert f"{500 / records[0]['overlapped']:.2f}" in model.table(records).splitlines()[2]
     (capped, _) = model.compare(rows, "sm_90a", dataclasses.replace(h200, limit=250))
     assert capped["overlapped"] == capped["serial"] == 250
+
+
+def test_a_clock_that_was_read_takes_the_place_of_the_limit(model, h200, monkeypatch):
+    monkeypatch.setattr(model, "_resources", lambda config: resources({"MUFU": 64}))
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 128, "head_dim_v": 128}
+    cell = Cell(name="x", kind="prefill", batch=4, q_len=4096, kv_len=4096, **sizes)
+    row = Row(cell=cell, direction="forward", figures={}, refused={})
+    clocks = model.clocks_of(json.dumps({"kernels": [{"cell": str(cell), "direction": "forward", "GHz": 1.5}]}))
+    unlimited = dataclasses.replace(h200, limit=5000)
+    (fast,), (slow,) = model.compare([row], "sm_90a", unlimited), model.compare([row], "sm_90a", h200, clocks)
+    assert slow["overlapped"] == pytest.approx(fast["overlapped"] * 1.5 / h200.gigahertz, abs=0.1)
+    assert (fast["gigahertz"], slow["gigahertz"]) == (None, 1.5)
+
+
+def test_the_limit_has_the_highest_clock_of_calls_that_keep_the_tensor_cores_busy(h200):
+    kernels = json.loads((RESULTS / "2026-11-30-limits.json").read_text())["kernels"]
+    clock = max(kernel["GHz"] for kernel in kernels if kernel["tensor"] > 80)
+    assert h200.limit == pytest.approx(h200.sms * h200.tensor_flop * clock / 1e3, rel=0.03)
+
+
+def test_no_committed_row_is_faster_than_its_prediction():
+    """A clock was read in another sitting, to two digits, while calls followed each other without a pause."""
+    found = json.loads((RESULTS / "2026-11-30-model.json").read_text())
+    measured = json.loads((RESULTS / found["results"]).read_text())["rows"]
+    prefill = {(row["id"], row["direction"]) for row in measured if row["cell"]["kind"] == "prefill"}
+    assert {(row["id"], row["direction"]) for row in found["predictions"]} == prefill
+    assert max(row["measured"] / row["overlapped"] for row in found["predictions"]) < 1.03
+    assert len({row["overlapped"] for row in found["predictions"]}) > 50  # no limit hides what units need
 
 
 def test_what_was_not_measured_is_called_a_model(model, monkeypatch, tmp_path, capsys):
