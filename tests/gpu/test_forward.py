@@ -75,11 +75,25 @@ def test_queries_that_see_no_key_are_zero(keys):
     assert jnp.isfinite(lse[..., 100 - keys :]).all()
 
 
+def test_queries_without_keys_are_zero_without_a_mask_too():
+    q, k = jnp.ones((2, 100, 4, 64), jnp.float16), jnp.ones((2, 0, 2, 64), jnp.float16)
+    out, lse = kernel(q, k, k)
+    assert (out == 0).all()
+    assert (lse == -jnp.inf).all()
+
+
 def test_no_queries_give_no_output():
     q, k = jnp.ones((2, 0, 4, 64), jnp.float16), jnp.ones((2, 9, 2, 64), jnp.float16)
     out, lse = kernel(q, k, k)
     assert out.shape == (2, 0, 4, 64)
     assert lse.shape == (2, 4, 0)
+
+
+def test_an_empty_batch_gives_no_output():
+    q, k = jnp.ones((0, 100, 4, 64), jnp.float16), jnp.ones((0, 70, 2, 64), jnp.float16)
+    out, lse = kernel(q, k, k)
+    assert out.shape == (0, 100, 4, 64)
+    assert lse.shape == (0, 4, 100)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
