@@ -4,8 +4,8 @@ Requests differ in the length of their prompts and answers. Each has a slot of t
 then the next one gets the slot, while the others go on. Keys and values lie in pages of one pool, so a request takes
 the room that it needs and not that of the longest. Prompts are read in chunks, beside slots that write.
 
-The same requests are served again with a dense cache, which must write the same, and once more with that and
-`jax.nn.dot_product_attention`, which may not where it rounds differently.
+The same requests are served again with a dense cache, which must write the same, or this ends with an error; and once
+more with that and `jax.nn.dot_product_attention`, which may not where it rounds differently.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from tqdm import tqdm
 
 import jax_fa4
 from jax_fa4.arguments import at_least
+from jax_fa4.bench.report import environment
 
 sys.path.insert(0, str(Path(__file__).parent))
 import train_char_lm as training
@@ -313,7 +315,7 @@ def timed(
 
 
 def main() -> None:
-    """Trains, serves three times, compares."""
+    """Trains, serves three times, compares; an error if the paged and the dense cache give different answers."""
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -327,6 +329,7 @@ def main() -> None:
     parser.add_argument("--requests", type=at_least(1), default=256 if on_gpu else 24)
     slots_help = "requests that are served at once"
     parser.add_argument("--slots", type=at_least(1), default=64 if on_gpu else 8, help=slots_help)
+    parser.add_argument("--out", type=Path, help="also write what was measured to this JSON file")
     args = parser.parse_args()
 
     dtype = jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32)
@@ -347,12 +350,23 @@ def main() -> None:
         make_cache = functools.partial(cache, shape, dtype, args.slots, num_pages)
         answers[name], speeds[name] = timed(name, model, requests, make_cache)
         print(f"{name}: {speeds[name]:,.0f} tokens per second")
-    for name in ("dense", "jax.nn"):
-        same = sum(answers["paged"][request.number] == answers[name][request.number] for request in requests)
-        print(f"paged over {name}: {speeds['paged'] / speeds[name]:.2f}, the same answer to {same} of {len(requests)}")
+    same = {
+        name: sum(answers["paged"][request.number] == answers[name][request.number] for request in requests)
+        for name in ("dense", "jax.nn")
+    }
+    for name, count in same.items():
+        print(f"paged over {name}: {speeds['paged'] / speeds[name]:.2f}, the same answer to {count} of {len(requests)}")
     longest = max(requests, key=lambda request: request.new)
     for name, part in (("prompt", longest.prompt), ("answer", answers["paged"][longest.number])):
         print(f"\n{name}: {''.join(vocabulary[n] for n in part)!r}")
+    if args.out:
+        sizes = {name: value for name, value in vars(args).items() if name != "out"} | {"num_pages": num_pages}
+        counts = {"requests": len(requests), "tokens": sum(request.new for request in requests)}
+        found = {"environment": environment(), "dtype": dtype.name, "sizes": sizes, "served": counts}
+        found |= {"tokens_per_second": speeds, "same_answers_as_paged": same}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    if same["dense"] < len(requests):
+        sys.exit(f"paged and dense answers differ for {len(requests) - same['dense']} of {len(requests)} requests")
 
 
 if __name__ == "__main__":

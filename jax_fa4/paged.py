@@ -99,7 +99,12 @@ def attention_paged(
     in any batch, alone or among others, padded or packed. (Where T is large a sequence has fewer splits, and if that
     cuts their number its bits depend on T: 2**19 // (T * N) of packed queries, 2**16 // (T * N) with q_lengths.)
 
-    Gradients are computed by blockwise JAX, on a GPU too: `implementation="kernel"` makes asking for them an error.
+    Gradients are computed by blockwise JAX, on a GPU too, the one exception among the gradients of 16-bit arrays:
+    `implementation="kernel"` makes asking for them an error.
+    On a Hopper GPU pages are copied by TMA, as many keys at a time as divide both the page size and a tile (64 keys, or
+    128 up to head dim 64): pages of 16 keys take a copy each, pages of 3 keys a copy a key. A decoded token may differ
+    within rounding from the same one in a prompt that the kernels of `attention_varlen` read.
+
     Blockwise JAX gathers about 256 keys of each sequence at a time, and only where a query of any sequence sees one of
     these. `jax.vmap` is blockwise JAX too, and copies pools that it doesn't map.
 

@@ -109,8 +109,8 @@ def test_vmap_maps_batches_of_parts():
     np.testing.assert_array_equal(mapped, jax_fa4.combine(outs, lses)[0])
 
 
-def test_parts_may_lie_on_different_devices():
-    x = testing.random(Cell(batch=(1,), q=4, k=16))
+def on_different_devices():
+    """A program of q, k and v whose four devices have keys of their own; each returns the result of all of them."""
     mesh = jax.make_mesh((4,), ("keys",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def own_keys(q, k, v):
@@ -118,6 +118,21 @@ def test_parts_may_lie_on_different_devices():
         return jax_fa4.combine(*(jax.lax.all_gather(a, "keys") for a in (out, lse)))[0][None]
 
     keys = jax.P(None, "keys")
-    program = jax.shard_map(own_keys, mesh=mesh, in_specs=(jax.P(), keys, keys), out_specs=jax.P("keys"))
-    for device in jax.jit(program)(x["q"], x["k"], x["v"]):
+    return jax.shard_map(own_keys, mesh=mesh, in_specs=(jax.P(), keys, keys), out_specs=jax.P("keys"))
+
+
+def test_parts_may_lie_on_different_devices():
+    x = testing.random(Cell(batch=(1,), q=4, k=16))
+    for device in jax.jit(on_different_devices())(x["q"], x["k"], x["v"]):
         np.testing.assert_allclose(device, testing.attention(x).out, rtol=0, atol=1e-6)
+
+
+def test_gradients_of_parts_on_different_devices_are_those_of_the_whole():
+    x = testing.random(Cell(batch=(1,), q=4, k=16))
+    arrays = [x[name] for name in ("q", "k", "v")]
+    weights = np.random.default_rng(1).standard_normal((4, 1, 4, 2, 16)).astype(np.float32)
+    run = on_different_devices()
+    ours = jax.jit(jax.grad(lambda *arrays: (run(*arrays) * weights).sum(), (0, 1, 2)))(*arrays)
+    expected = testing.gradients(x, weights.sum(0), np.zeros((1, 2, 4)))
+    for gradient, name in zip(ours, ("q", "k", "v"), strict=True):
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=2e-5, err_msg=name)

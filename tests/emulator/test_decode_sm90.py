@@ -137,6 +137,19 @@ def test_an_index_outside_the_pool_reads_the_nearest_page():
     assert_same_bits(wrong, right)
 
 
+def test_pages_left_of_a_window_are_not_loaded():
+    x = in_pages((300, 0, 267), 16)
+    whole, narrow = call_paged(x)[1], call_paged(x | {"window": (30, None)})
+    loaded = [launches[0].result.stats.total("tma_load_bytes") for launches in (whole, narrow[1])]
+    tile = 2 * 128 * 4 * 64  # bytes of both heads' keys and values
+    assert loaded == [(3 + 3) * tile, (1 + 2) * tile]  # keys from 268 and from 235 on are in one tile and in two
+
+    for name in ("k_pages", "v_pages"):
+        x[name][x["page_table"][0, : 256 // 16]] = np.nan
+        x[name][x["page_table"][2, : 128 // 16]] = np.nan
+    assert_same_bits(call_paged(x | {"window": (30, None)})[0], narrow[0])
+
+
 def test_a_sequence_has_the_same_result_in_any_batch():
     lengths = (30, 1050)
     x = testing.random(Cell(**{**BASE, "batch": (2,), "k": 1100, "kv_lengths": lengths}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,8 @@ from types import ModuleType
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jax_fa4
 
 nnx = pytest.importorskip("flax.nnx", reason="needs the example's packages (pip install 'jax-fa4[demo]')")
 SCRIPT = Path(__file__).parents[2] / "examples" / "serve_char_lm.py"
@@ -107,15 +110,44 @@ def test_a_request_that_fits_nowhere_is_an_error(example, shape, requests, serve
         serve(requests, paged(example, shape, num_pages=1))
 
 
-def test_it_serves_the_trained_model_and_reports(example, model, shape, monkeypatch, capsys, quick_compilation):
-    monkeypatch.setattr(example.training, "train", lambda asked, *args, **options: model)
-    sizes = ["--layers", "1", "--heads", "1", "--length", str(LENGTH), "--requests", "5", "--slots", "3"]
-    monkeypatch.setattr(sys, "argv", ["serve_char_lm.py", *sizes])
-    example.main()
-    out = capsys.readouterr().out
+@pytest.fixture
+def run_main(example, model, monkeypatch):
+    """Of a model that needs no training."""
+
+    def run(*options):
+        monkeypatch.setattr(example.training, "train", lambda asked, *args, **options: model)
+        sizes = ["--layers", "1", "--heads", "1", "--length", str(LENGTH), "--requests", "5", "--slots", "3"]
+        monkeypatch.setattr(sys, "argv", ["serve_char_lm.py", *sizes, *options])
+        example.main()
+
+    return run
+
+
+def test_it_serves_the_trained_model_and_reports(run_main, tmp_path, capsys, quick_compilation):
+    run_main("--out", str(tmp_path / "found.json"))
+    out, err = capsys.readouterr()
     assert all(f"{name}: " in out for name in ("paged", "dense", "jax.nn"))
     assert out.count("tokens per second") == 3
     assert out.count("the same answer to 5 of 5") == 2
+    found = json.loads((tmp_path / "found.json").read_text())
+    tokens = found["served"]["tokens"]
+    assert err.count(f"{tokens}/{tokens}") == 3  # the progress bars
+    for name, speed in found["tokens_per_second"].items():
+        assert f"{name}: {speed:,.0f} tokens per second" in out
+    assert found["same_answers_as_paged"] == {"dense": 5, "jax.nn": 5}
+    assert (found["sizes"]["slots"], found["dtype"]) == (3, "float32")
+    assert found["environment"]["jax_fa4"] == jax_fa4.__version__
+
+
+def test_other_answers_from_a_dense_cache_are_an_error(example, run_main, monkeypatch, capsys):
+    def serve(name, model, requests, make_cache):
+        answers = {request.number: [1, 2] for request in requests}
+        return answers | ({requests[0].number: [1, 3]} if name == "dense" else {}), 10.0
+
+    monkeypatch.setattr(example, "timed", serve)
+    with pytest.raises(SystemExit, match="paged and dense answers differ for 1 of 5 requests"):
+        run_main()
+    assert "the same answer to 4 of 5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

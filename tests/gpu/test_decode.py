@@ -39,7 +39,7 @@ CELLS = [
     ),
     Cell(**{**BASE, "batch": (2, 3), "kv_heads": 3, "layout": "BNTH", "causal": True, "q": 2}),
 ]
-PAGE_SIZES = [1, 3, 4, 16, 48, 64, 128, 256, 1000]  # a tile has 128 keys
+PAGE_SIZES = [1, 3, 4, 16, 48, 64, 256, 1000]
 PAGED = [
     {"q": 1},
     {"q": 70, "group": 3, "window": (700, None)},  # several tiles
@@ -101,6 +101,7 @@ def in_pages(lengths, page_size, *, seed=0, q=1, group=4, head_dim=128, dtype="b
         *((page_size, PAGED[0]) for page_size in PAGE_SIZES),
         *((16, options) for options in PAGED[1:]),
         *((page_size, {"q": 1, "head_dim": 256, "group": 1}) for page_size in (1, 64)),
+        (128, PAGED[3]),  # as many keys as a tile has
     ],
     ids=str,
 )
@@ -248,7 +249,6 @@ PACKED = {
     "one-page-a-key": {"page_size": 1},
     "three-keys-a-page": {"page_size": 3},
     "small-pages": {"page_size": 16, "sinks": True},
-    "one-page-a-tile": {"page_size": 128},
     "large-pages": {"page_size": 64, "window": (700, None)},
     "splits-in-a-window": {"page_size": 64, "window": (4000, None)},
     "all-keys": {"page_size": 48, "causal": False, "softcap": 15.0},

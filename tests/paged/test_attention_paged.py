@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jax_fa4
@@ -150,6 +150,10 @@ def bound(paged):
 
 
 @quick
+@example([0, 1, 12], [0, 0, 1, 9], 3, [*range(15)])  # no query and no key, one of each, all
+@example([12, 12, 12], [2, 3, 3, 7], 13, [*range(14, -1, -1)])  # rows in front of the first and behind the last
+@example([1, 1, 1], [4, 4, 4, 4], 0, [-1] * 15)
+@example([3, 4, 0], [0, 4, 8, 9], 0, [14] * 15)  # a full page, a key more, and queries without keys
 @given(
     st.lists(st.integers(0, 12), min_size=3, max_size=3),
     st.lists(st.integers(0, 9), min_size=4, max_size=4).map(sorted),

@@ -74,6 +74,27 @@ def test_heads_of_documents_may_lie_on_different_devices(packed):
     np.testing.assert_allclose(lowered(split, x["cu_seqlens_q"]), causal(**x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["jit", "shard_map"])
+def test_gradients_of_documents_may_lie_on_different_devices(packed, is_mapped):
+    calls, stacked = rows_of_documents(packed)
+    mesh = jax.make_mesh((2, 2), ("rows", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = ({name: P("rows", None, "heads") for name in ("q", "k", "v")}, P("rows"))
+
+    def gradients(arrays, offsets):
+        return jax.grad(lambda arrays: squares(arrays | {"cu_seqlens_q": offsets}))(arrays)
+
+    if is_mapped:
+        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), specs)
+    offsets = stacked.pop("cu_seqlens_q")
+    ours = jax.jit(gradients)(*jax.device_put((stacked, offsets), shardings))
+    for i, x in enumerate(calls):
+        x |= {"causal": True}
+        expected = testing.gradients_varlen(x, 2 * testing.attention_varlen(x).out, np.zeros((4, 12)))
+        for name, gradient in ours.items():
+            np.testing.assert_allclose(gradient[i], expected[name], rtol=0, atol=2e-5, err_msg=name)
+
+
 def test_other_documents_and_another_maximum_compile_nothing(packed):
     x = packed(12)
     program = jax.jit(jax_fa4.attention_varlen)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jax_fa4
@@ -66,7 +66,18 @@ def bound(packed) -> dict[str, float]:
     }
 
 
+def packing(q_offsets, kv_offsets, q_lengths=(99,) * SEQUENCES, kv_lengths=(99,) * SEQUENCES, window=(9, 9)):
+    """One that is tried whatever the strategies find; lengths of 99 leave no gap."""
+    return example(*(np.array(x, np.int32) for x in (q_offsets, kv_offsets, q_lengths, kv_lengths)), *window)
+
+
 @quick
+@packing([0, 0, 5, 5, T], [0, 4, 4, 9, S])  # no queries, no keys
+@packing([0, 1, 2, 13, T], [0, 1, 9, 10, S], window=(0, 0))  # one query, one key, both
+@packing([3, 3, 3, 3, 3], [S] * 5)
+@packing([0, 4, 8, 11, T], [0, 5, 9, 12, S], [2, 0, 1, 3], [1, 4, 0, 2])  # gaps behind every sequence
+@packing([2, 4, 6, 8, 10], [5, 6, 9, 10, 12])  # rows in front of the first sequence and behind the last
+@packing([0, 0, 0, 0, T], [0, 0, 0, 0, S], [1] * SEQUENCES, [0, 0, 0, 1])
 @given(offsets(T), offsets(S), lengths(9), lengths(9), windows, windows)
 def test_every_packing_is_its_sequences(packed, bound, q_offsets, kv_offsets, q_lengths, kv_lengths, left, right):
     x = random_call(packed)
