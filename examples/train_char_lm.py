@@ -125,7 +125,7 @@ class CharacterModel(nnx.Module):
     def empty_caches(self, shape: Shape) -> None:
         """Makes room for `length` keys and values of one sequence in every block."""
         for block in self.blocks:
-            block.attention.init_cache((1, shape.length, shape.features))
+            block.attention.init_cache((1, shape.length, shape.features), dtype=block.attention.dtype)
 
 
 def mean_loss(model: CharacterModel, windows: jax.Array) -> jax.Array:
