@@ -59,7 +59,7 @@ class Machine:
     instructions: int = 4  # of warps; as many of them may be float32 arithmetic
 
 
-# The H200's limit is at 1.6 GHz: calls of 4k and more that keep its tensor cores busy for 80% were seen at 1.39 to 1.60.
+# The H200 is limited at 1.6 GHz: calls of 4k and more that keep its tensor cores busy for 80% ran at 1.39 to 1.60.
 MACHINES = {
     "sm_90a": Machine(sms=132, gigahertz=1.98, limit=132 * 4096 * 1.6e-3, tensor_flop=4096, exponentials=16),  # H200
     "sm_100a": Machine(sms=148, gigahertz=1.85, limit=2250, tensor_flop=8192, exponentials=16),  # B200, by datasheet
