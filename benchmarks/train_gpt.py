@@ -184,9 +184,9 @@ def distance(a: Training, b: Training) -> dict[str, float]:
     return {"largest": float(apart.max()), "mean": float(apart.mean()), "at_the_end": float(apart[-1])}
 
 
-def run(shape: Shape, dtype: jnp.dtype, peer: str, steps: int) -> dict[str, object]:
+def run(shape: Shape, dtype: jnp.dtype, peer: str, steps: int, rate: float) -> dict[str, object]:
     """Trains three times; what was found."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, max(1, steps // 10), max(2, steps))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 10), max(2, steps))
     rule = optax.adamw(schedule, b2=0.95)
     model = Gpt(shape, dtype, nnx.Rngs(0))
     trainings = {
@@ -213,6 +213,7 @@ def run(shape: Shape, dtype: jnp.dtype, peer: str, steps: int) -> dict[str, obje
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "dtype": dtype.name,
         "steps": steps,
+        "rate": rate,
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
         "ratio": round(speeds["jax_fa4"] / speeds[peer], 4),
         "least_losses": {name: round(loss, 5) for name, loss in least.items()},
@@ -234,8 +235,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048 if on_gpu else 32)
     parser.add_argument("--batch", type=int, default=8 if on_gpu else 4)
     parser.add_argument("--vocabulary", type=int, default=16384 if on_gpu else 64)
-    parser.add_argument("--keys", type=int, default=32 if on_gpu else 4, help="that follow each other in a circle")
-    parser.add_argument("--values", type=int, default=32 if on_gpu else 8, help="of each key, one of them a window")
+    parser.add_argument("--keys", type=int, default=8 if on_gpu else 4, help="that follow each other in a circle")
+    parser.add_argument("--values", type=int, default=8, help="of each key, one of them a window")
+    parser.add_argument("--rate", type=float, default=3e-4 if on_gpu else 1e-3, help="of learning, at its highest")
     parser.add_argument("--peer", choices=("cudnn", "xla"), default="cudnn" if on_gpu else "xla")
     parser.add_argument("--out", type=pathlib.Path, help="also write everything to this JSON file")
     args = parser.parse_args()
@@ -251,7 +253,7 @@ def main() -> None:
         keys=args.keys,
         values=args.values,
     )
-    found = run(shape, jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32), args.peer, args.steps)
+    found = run(shape, jnp.dtype(jnp.bfloat16 if on_gpu else jnp.float32), args.peer, args.steps, args.rate)
     found = {"environment": environment(), **found}
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
