@@ -57,7 +57,8 @@ def test_wrong_attention_is_told_apart(train_gpt, shape, quick_compilation, monk
     right = train_gpt.attention_of
     monkeypatch.setattr(train_gpt, "attention_of", lambda name: wrong if name == "jax_fa4" else right(name))
     train_gpt.step_of.cache_clear()
-    found = train_gpt.run(dataclasses.replace(shape, heads=1, head_dim=64, batch=16), jnp.dtype("float32"), "xla", 120, 1e-3)
+    small = dataclasses.replace(shape, heads=1, head_dim=64, batch=16)
+    found = train_gpt.run(small, jnp.dtype("float32"), "xla", 120, 1e-3)
     train_gpt.step_of.cache_clear()
     assert found["below_without_attention"]["xla"] > 0.1
     assert found["below_without_attention"]["jax_fa4"] < 0
