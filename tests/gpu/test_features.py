@@ -18,7 +18,15 @@ from ..pairwise import pairwise
 pytestmark = pytest.mark.gpu
 
 BASE = {"q": 333, "k": 500, "group": 2, "head_dim": 128, "dtype": "bfloat16"}
-HEAD_DIMS = [(d, None) for d in range(8, 257, 8)] + [(192, 128), (64, 128), (128, 64), (256, 72), (40, 248)]
+HEAD_DIMS = [(d, None) for d in range(8, 257, 8)] + [
+    (192, 128),
+    (64, 128),
+    (128, 64),
+    (256, 72),
+    (40, 248),
+    (8, 256),
+    (256, 8),
+]
 FEATURES = {
     "causal": {"causal": True},
     "window": {"window": (150, 60)},
@@ -31,6 +39,7 @@ FEATURES = {
     "softcap": {"softcap": 20.0},
     "sinks": {"sinks": True},
 }
+SHAPES = [(*axes, 500) for axes in itertools.product((1, 2), (1, 4), (1, 333))] + [(333, 500)]  # of a bias or a mask
 TOGETHER = [
     {"kv_lengths": (0, 257), "window": (40, None), "q_offset": -5, "sinks": True},
     {"segments": 3, "causal": True, "kv_lengths": (500, 130), "q_lengths": (100, 333)},
@@ -176,13 +185,48 @@ def test_segment_ids_need_no_order():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 500), (2, 1, 333, 500), (1, 4, 1, 500), (2, 4, 333, 500), (333, 500)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_bias_may_have_one_element_for_many(shape, dtype):
     x = testing.random(Cell(**BASE))
     bias = np.random.default_rng(0).standard_normal(shape).astype(testing.np_dtype(dtype))
     bias[..., ::7] = -np.inf
     x["bias"] = bias
     assert_close(call(x), x, "bfloat16")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mask_may_have_one_element_for_many(shape):
+    x = testing.random(Cell(**BASE))
+    x["mask"] = np.random.default_rng(0).random(shape) < 0.6
+    assert_close(call(x), x, "bfloat16")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_length_below_zero_is_none(head_dim):
+    x = testing.random(Cell(**{**BASE, "head_dim": head_dim, "q_lengths": (200, 0), "kv_lengths": (0, 257)}))
+    below = {name: np.where(x[name] == 0, np.int32(-1), x[name]) for name in ("q_lengths", "kv_lengths")}
+    jax.tree.map(np.testing.assert_array_equal, call({**x, **below}), call(x))
+
+
+def test_values_that_a_program_learns_when_it_runs_compile_nothing():
+    x = testing.random(Cell(**{**BASE, "window": (150, 60), "q_offset": 77, "softcap": 20.0, "bias": "full"}))
+    arrays = {name: x[name] for name in ("q", "k", "v", "bias")}
+
+    @jax.jit
+    def run(left, q_offset, softcap, arrays):
+        return jax_fa4.attention(
+            **arrays,
+            window=(left, 60),
+            q_offset=q_offset,
+            softcap=softcap,
+            return_lse=True,
+            implementation="kernel",
+        )
+
+    for left, q_offset, softcap in ((150, 77, 20.0), (10, -30, 3.0), (400, 0, 50.0)):
+        got = testing.Forward(*run(jnp.int32(left), jnp.int32(q_offset), jnp.float32(softcap), arrays))
+        assert_close(got, {**x, "window": (left, 60), "q_offset": q_offset, "softcap": softcap}, "bfloat16")
+    assert run._cache_size() == 1
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])

@@ -171,13 +171,13 @@ def test_batches_and_heads_beyond_65535_are_right(many):
         assert_close((out[of_array], lse[of_lse]), x_part, "bfloat16")
 
 
-@pytest.mark.parametrize("long", ["q", "kv"])
-def test_arrays_of_more_than_2_to_the_31_elements_are_read_and_written_to_their_end(long):
+@pytest.mark.parametrize(("long", "head_dim"), [("q", 128), ("kv", 128), ("q", 192)])  # 192: stored row by row
+def test_arrays_of_more_than_2_to_the_31_elements_are_read_and_written_to_their_end(long, head_dim):
     if (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0) < 30e9:
         pytest.skip("needs 30 GB of GPU memory")
     heads = {"group": 128, "kv_heads": 1} if long == "q" else {"kv_heads": 128}
-    x = testing.random(Cell(batch=(1,), q=100, head_dim=128, dtype="bfloat16", window=(20, 0), **heads))
-    in_front = ((0, 0), (140_000 - 100, 0), (0, 0), (0, 0))  # 140,000 * 128 * 128 elements, zeros but for the last rows
+    x = testing.random(Cell(batch=(1,), q=100, head_dim=head_dim, dtype="bfloat16", window=(20, 0), **heads))
+    in_front = ((0, 0), (140_000 - 100, 0), (0, 0), (0, 0))  # 140,000 * 128 * head_dim elements, zeros in front
     padded = {name: jnp.pad(a, in_front) if name in long else a for name, a in arrays(x).items()}
     out, lse = jax.jit(functools.partial(kernel, window=(20, 0)))(**padded)
     # the first 20 of the last rows see padding
